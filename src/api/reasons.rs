@@ -137,6 +137,7 @@ reasons! {
     Reboot, "event", Notice, "The guest is asked to reboot, because `rebootCount` was increased.";
     Evicted, "event", Notice, "The cluster removes the Pod, for example because its node is drained. The message has the cause.";
     Forced, "event", Notice, "The manager ends the Pod without waiting for the guest.";
+    StatusRefused, "event", Warning, "The API server refuses what the manager writes to the VM's status, for example because of a webhook, a policy or a missing right. So the status and its conditions are old. The message is the API server's.";
     ForceStopIgnored, "event", Warning, "The annotation `forceStop` is ignored: it was set while the VM should run, or it is not the UID of the VM's Pod.";
     AgentReplaced, "event", Notice, "The runner's agent gets another image. The guest goes on, and the agent reports again a moment later.";
     RestartRequired, "event", Notice, "The condition RestartRequired became True, or other changes wait.";

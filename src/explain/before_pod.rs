@@ -1,8 +1,15 @@
 //! The stages before a Pod: the manager, the templates, the API server, the claims.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::{
-    api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::LimitRange, storage::v1::StorageClass},
-    apimachinery::pkg::apis::meta::v1::Condition,
+    api::{
+        apps::v1::Deployment,
+        coordination::v1::Lease,
+        core::v1::{Event, LimitRange, LimitRangeItem},
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Condition},
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
@@ -15,6 +22,8 @@ use crate::{
 
 /// How old a manager's Lease may be. A leader renews it every 4 s; the clocks of the cluster's computers may differ.
 const LEASE_AGE: SignedDuration = SignedDuration::from_secs(40);
+/// How old the event of a refused status may be: the manager tries again after a minute at most, and counts equal events a while later.
+const LAST_TRY: SignedDuration = SignedDuration::from_mins(10);
 /// How long a manager has to take a new spec.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
@@ -59,6 +68,9 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
     }
+    if let Some(finding) = status_refused(facts).filter(|_| working.is_some()) {
+        return Some(finding);
+    }
     if let Some(lease) = working {
         let home = lease.namespace().unwrap_or_default();
         let text = format!(
@@ -86,6 +98,20 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
         Some([first, ..]) => Some(of_deployment(first, &untaken)),
         _ => Some(silent(facts.leases.iter().flatten(), &untaken, changed)),
     }
+}
+
+/// The manager has tried to write the status a moment ago, and only its event can say why that failed.
+fn status_refused(facts: &Facts) -> Option<Finding> {
+    let of_status = |event: &&&Event| event.reason.as_deref() == Some(Reason::StatusRefused.as_str());
+    let events = facts.events_of(facts.vm.metadata.uid.as_deref()?);
+    let event = events.iter().find(of_status)?;
+    let is_new = time(event).is_some_and(|time| facts.now.duration_since(time) < LAST_TRY);
+    let text = format!(
+        "the API server refuses the VM's status from the manager: {}",
+        event.message.as_deref().unwrap_or_default().trim_start_matches("write the status: ")
+    );
+    let todo = "let the manager patch vms/status: its role, and what that webhook or policy asks for; Ready says nothing until then";
+    is_new.then(|| Finding::new(Cause::StatusRefused, text, todo).at("status").since(changed(facts)))
 }
 
 /// Nobody renews these Leases.
@@ -215,16 +241,11 @@ fn refusal(facts: &Facts, ready: &Condition) -> Finding {
         let todo = format!("do what it asks for: kubectl describe validatingadmissionpolicy {name}");
         return finding(Cause::PolicyRefused, todo).at(format!("ValidatingAdmissionPolicy {name}"));
     }
-    // `maximum cpu usage per Container is 1, but request is 2`: the LimitRange has no name there.
-    let bound = ["maximum ", "minimum "].iter().find_map(|words| Some((*words, after(words)?)));
-    if let Some((words, rest)) = bound.filter(|(_, rest)| rest.contains(" usage per ")) {
-        let resource = rest.split(' ').next().unwrap_or_default();
-        let kind = rest.split(" usage per ").nth(1).and_then(|rest| rest.split([' ', ',']).next()).unwrap_or_default();
+    if let Some(Bound { of, resource, kind }) = Bound::of(message) {
         let has = |limit: &&LimitRange| {
-            limit.spec.iter().flat_map(|spec| &spec.limits).any(|item| {
-                let bounds = if words == "maximum " { &item.max } else { &item.min };
-                item.type_ == kind && bounds.as_ref().is_some_and(|bounds| bounds.contains_key(resource))
-            })
+            let mut items = limit.spec.iter().flat_map(|spec| &spec.limits);
+            items
+                .any(|item| item.type_ == kind && of(item).as_ref().is_some_and(|bounds| bounds.contains_key(resource)))
         };
         let found = facts.limits.iter().flatten().find(has).map(ResourceExt::name_any);
         let found_name = found.unwrap_or_else(|| "of the namespace".into());
@@ -325,4 +346,32 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
 
 fn is_default(class: &StorageClass) -> bool {
     class.annotations().get(DEFAULT_CLASS).is_some_and(|value| value == "true")
+}
+
+/// The part of a LimitRange that refuses an object. The API server's message names no LimitRange:
+/// `maximum cpu usage per Container is 1, but request is 2`, `memory max limit to request ratio per Pod is 2, but provided ratio is 8`.
+struct Bound<'a> {
+    of: fn(&LimitRangeItem) -> &Option<BTreeMap<String, Quantity>>,
+    resource: &'a str,
+    /// `Container`, `Pod` or `PersistentVolumeClaim`.
+    kind: &'a str,
+}
+
+impl<'a> Bound<'a> {
+    fn of(message: &'a str) -> Option<Self> {
+        let first = |rest: &'a str| rest.split([' ', ',']).next().unwrap_or_default();
+        if let Some((before, rest)) = message.split_once(" max limit to request ratio per ") {
+            let resource = before.rsplit([' ', '[']).next().unwrap_or_default();
+            return Some(Self { of: |item| &item.max_limit_request_ratio, resource, kind: first(rest) });
+        }
+        let (before, rest) = message.split_once(" usage per ")?;
+        let mut words = before.rsplit([' ', '[']);
+        let (resource, bound) = (words.next()?, words.next()?);
+        let of: fn(&LimitRangeItem) -> &Option<BTreeMap<String, Quantity>> = match bound {
+            "maximum" => |item| &item.max,
+            "minimum" => |item| &item.min,
+            _ => return None,
+        };
+        Some(Self { of, resource, kind: first(rest) })
+    }
 }

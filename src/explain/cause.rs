@@ -94,6 +94,7 @@ causes! {
     ManagerUnavailable, Manager, "the manager's Deployment has no Pod that is ready";
     ManagerSilent, Manager, "no manager renews its Lease";
     NotManaged, Manager, "a manager works, and has not taken the VM: it does not watch the namespace";
+    StatusRefused, Manager, "the API server refuses the VM's status";
     InvalidSpec, Template, "a stored field can't be read";
     TemplateError, Template, "a template can't be rendered";
     NamespaceTerminating, Server, "the namespace is being deleted";

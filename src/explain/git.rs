@@ -112,11 +112,8 @@ impl Source {
     fn suspended(&self, object: &Value) -> Option<Obstacle> {
         let Self { kind, namespace, name } = self;
         let (field, what_to_do) = match kind {
-            Kind::Kustomization | Kind::HelmRelease => {
-                (object["spec"]["suspend"] == true).then(|| {
-                    ("spec.suspend".to_owned(), format!("flux resume {} {name} -n {namespace}", kind.word()))
-                })
-            }
+            Kind::Kustomization | Kind::HelmRelease => (object["spec"]["suspend"] == true)
+                .then(|| ("spec.suspend".to_owned(), format!("flux resume {} {name} -n {namespace}", kind.word()))),
             Kind::Application => {
                 let place = format!("kubectl -n {namespace}");
                 if object["metadata"]["annotations"][SKIP] == "true" {
@@ -207,7 +204,8 @@ mod tests {
     #[test]
     fn what_keeps_changes_from_a_vm_is_named_with_the_way_back() {
         let of = |kind| Source { kind, namespace: "n".into(), name: "a".into() };
-        let said = |kind, object: &Value| of(kind).obstacle(object).map(|it| format!("{} -> {}", it.what, it.what_to_do));
+        let said =
+            |kind, object: &Value| of(kind).obstacle(object).map(|it| format!("{} -> {}", it.what, it.what_to_do));
         let ready = |status: &str, reason: &str| {
             json!({ "status": { "conditions": [
                 { "type": "Reconciling", "status": "True", "reason": "Progressing", "message": "m" },

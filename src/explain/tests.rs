@@ -189,6 +189,12 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ManagerUnavailable, |f| { untaken(f); f["deployments"][0]["status"] = json!({ "conditions": [{ "type": "Available", "status": "False", "message": "no pod is ready" }] }); }, "(no pod is ready)"),
     (Cause::ManagerSilent, untaken, "does not renew its Lease"),
     (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4); }, "does not manage the namespace orchard"),
+    (Cause::StatusRefused, |f| { f["vm"]["metadata"]["generation"] = json!(4);
+        f["events"] = json!([event("apple-uid", "StatusRefused", "write the status: denied by policy", "2027-01-15T07:59:30Z")]); },
+        "refuses the VM's status from the manager: denied by policy (status"),
+    // It could be written since.
+    (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4);
+        f["events"] = json!([event("apple-uid", "StatusRefused", "write the status: denied by policy", EARLIER)]); }, "does not manage the namespace orchard"),
     // A manager of another namespace works, and that of this one does not.
     (Cause::ManagerStopped, |f| { own_manager(f); f["deployments"][1]["spec"]["replicas"] = json!(0); }, "Deployment orchard/vm-operator of the manager wants no Pod"),
     (Cause::ManagerSilent, |f| { own_manager(f); f["deployments"].as_array_mut().unwrap().pop(); }, "no manager renews its Lease, so generation 4 of the spec is not taken (since 2027-01-15T06:30:00Z)"),
@@ -200,6 +206,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
         f["quotas"] = json!([{ "metadata": { "name": "few" }, "spec": { "hard": { "pods": "0" } } }]); }, "(ResourceQuota few, since 2027-01-15T06:00:00Z) -> free some of it, or raise it (at most pods 0)"),
     (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: maximum cpu usage per Container is 500m, but request is 1");
         f["limits"] = json!([{ "metadata": { "name": "other" }, "spec": { "limits": [{ "type": "Pod", "max": { "cpu": "1" } }] } }, { "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "max": { "cpu": "500m" } }] } }]); }, "LimitRange small"),
+    (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: [minimum cpu usage per Pod is 2, but request is 1, memory max limit to request ratio per Pod is 2, but provided ratio is 8.000000]");
+        f["limits"] = json!([{ "metadata": { "name": "ratio" }, "spec": { "limits": [{ "type": "Pod", "maxLimitRequestRatio": { "memory": "2" } }] } }]); }, "LimitRange ratio"),
     (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "spec.containers[0].resources.requests: Invalid value: \"800M\": must be less than or equal to memory limit of 1Mi");
         f["limits"] = json!([{ "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "default": { "memory": "1Mi" } }] } }]); }, "LimitRange small"),
     (Cause::PodSecurity, |f| ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: violates PodSecurity \"restricted:latest\": runAsNonRoot"), "pod-security.kubernetes.io/enforce"),

@@ -449,7 +449,12 @@ impl Reconciler {
                 Ok(true)
             }
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
-            Err(error) => Err(ReconcileError::Status(error)),
+            Err(error) => {
+                if let kube::Error::Api(answer) = &error {
+                    self.record(vm, vec![events::status_refused(&answer.message)]);
+                }
+                Err(ReconcileError::Status(error))
+            }
         }
     }
 

@@ -44,6 +44,11 @@ pub fn stopped() -> Event {
     }
 }
 
+/// The API server has refused the VM's status: only an event can say so. `message` is its answer.
+pub fn status_refused(message: &str) -> Event {
+    Event { reason: Reason::StatusRefused, note: format!("write the status: {message}"), action: "Report" }
+}
+
 /// The annotation for a forced stop is ignored.
 fn force_stop_ignored(misuse: Misuse) -> Event {
     let cause = match misuse {

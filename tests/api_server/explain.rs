@@ -94,6 +94,44 @@ async fn pending(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value
     ns.patch_pod_status(name, json!({ "conditions": [condition] })).await;
 }
 
+/// The status itself can't say that nobody may write it.
+#[tokio::test]
+async fn a_refused_status_is_named() {
+    use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+    let ns = namespace("explain-status").await;
+    let name = ns.namespace.name();
+    let here = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
+    let policy = json!({ "metadata": { "name": name }, "spec": {
+        "matchConstraints": { "namespaceSelector": here, "resourceRules": [{ "apiGroups": ["vmoperator.jdrupes.org"],
+            "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["vms/status"] }] },
+        "validations": [{ "expression": "false", "message": "no status here" }] } });
+    let binding =
+        json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(ns.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(ns.client.clone());
+    ns.create_vm("probe", |_| ()).await;
+    policies.create(&PostParams::default(), &made(policy)).await.unwrap();
+    bindings.create(&PostParams::default(), &made(binding)).await.unwrap();
+    // The API server needs a moment until a policy is in force.
+    eventually("the policy to be in force", LIMIT, async || {
+        let status = json!({ "status": { "phase": "Pending" } });
+        let vms = ns.api::<VirtualMachine>();
+        vms.patch_status("probe", &PatchParams::default(), &Patch::Merge(status)).await.err().map(drop)
+    })
+    .await;
+    ns.create_vm("apple", |_| ()).await;
+    let said = says(&ns, "apple", "the API server refuses the VM's status from the manager").await;
+    assert!(said.contains("no status here") && said.contains("\n  manager     failed "), "{said}");
+    bindings.delete(name, &DeleteParams::default()).await.unwrap();
+    policies.delete(name, &DeleteParams::default()).await.unwrap();
+    eventually("the status to be written", LIMIT, async || {
+        let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
+        (vm.status.unwrap().observed_generation == vm.metadata.generation).then_some(())
+    })
+    .await;
+    assert!(!explain(&ns, &["apple"]).data.contains("no status here"), "its event is of before");
+}
+
 #[tokio::test]
 async fn what_the_api_server_refuses_is_named() {
     let ns = namespace("explain-refused").await;

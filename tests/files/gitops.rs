@@ -27,29 +27,31 @@ fn argo() -> Value {
     yaml("deploy/argocd/argocd-cm.yaml").remove(0)["data"].take()
 }
 
-fn argo_health(vm: &Value) -> (String, String) {
-    let code = argo()["resource.customizations.health.vmoperator.jdrupes.org_VirtualMachine"].take();
-    let health = lua(code.as_str().unwrap(), vm);
+fn argo_health(object: &Value) -> (String, String) {
+    let kind = object["kind"].as_str().unwrap();
+    let code = argo()[&format!("resource.customizations.health.vmoperator.jdrupes.org_{kind}")].take();
+    let health = lua(code.as_str().unwrap(), object);
     let text = |key: &str| health[key].as_str().unwrap_or_else(|| panic!("{key} of {health}")).to_owned();
     (text("status"), text("message"))
 }
 
 /// What Flux computes (github.com/fluxcd/pkg, runtime/cel: the generation first, then each expression in this order), in Argo CD's words.
-fn flux_health(vm: &Value) -> &'static str {
-    if vm["status"]["observedGeneration"] != vm["metadata"]["generation"] {
+fn flux_health(object: &Value) -> &'static str {
+    if object["status"]["observedGeneration"] != object["metadata"]["generation"] {
         return "Progressing";
     }
     let documents = yaml("example/gitops/flux/cluster/vms.yaml");
     let of_flux = documents.iter().find(|document| document["kind"] == "Kustomization").unwrap();
-    let expressions = &of_flux["spec"]["healthCheckExprs"][0];
-    assert_eq!((expressions["kind"].as_str(), expressions.get("inProgress")), (Some("VirtualMachine"), None));
+    let mut all = of_flux["spec"]["healthCheckExprs"].as_array().unwrap().iter();
+    let expressions = all.find(|it| it["kind"] == object["kind"]).unwrap();
+    assert_eq!(expressions.get("inProgress"), None);
     for (key, health) in [("failed", "Degraded"), ("current", "Healthy")] {
         let mut context = cel::Context::default();
-        for (name, value) in vm.as_object().unwrap() {
+        for (name, value) in object.as_object().unwrap() {
             context.add_variable(name.as_str(), value).unwrap();
         }
         let program = cel::Program::compile(expressions[key].as_str().unwrap()).unwrap();
-        match program.execute(&context).unwrap_or_else(|error| panic!("{key}: {error}: {vm}")) {
+        match program.execute(&context).unwrap_or_else(|error| panic!("{key}: {error}: {object}")) {
             cel::Value::Bool(true) => return health,
             cel::Value::Bool(false) => {}
             other => panic!("{key} is no boolean: {other:?}"),
@@ -74,11 +76,46 @@ fn vm(conditions: &[(&str, &str, &str, &str)]) -> Value {
     })
 }
 
-fn both(vm: &Value) -> String {
-    let (argo, message) = argo_health(vm);
-    assert_eq!(argo, flux_health(vm), "{vm}");
+fn both(object: &Value) -> String {
+    let (argo, message) = argo_health(object);
+    assert_eq!(argo, flux_health(object), "{object}");
     assert!(!message.is_empty());
     argo
+}
+
+#[test]
+fn a_pool_has_a_health() {
+    let ready =
+        |status: &str, reason: &str| json!({ "type": "Ready", "status": status, "reason": reason, "message": "m" });
+    let scaled =
+        |status: &str, reason: &str| json!({ "type": "Scaled", "status": status, "reason": reason, "message": "m" });
+    let usable = || ready("True", "Usable");
+    for (conditions, expected) in [
+        (json!([usable()]), "Healthy"),
+        (json!([ready("False", "NoMembers")]), "Healthy"),
+        (json!([usable(), scaled("True", "AsWanted")]), "Healthy"),
+        (json!([usable(), scaled("False", "InUse")]), "Healthy"),
+        (json!([usable(), scaled("False", "NotNew")]), "Healthy"),
+        (json!([usable(), scaled("False", "OutOfPool")]), "Healthy"),
+        (json!([ready("False", "NoMembers"), scaled("False", "Progressing")]), "Progressing"),
+        (json!([scaled("False", "Progressing"), usable()]), "Progressing"),
+        (json!([usable(), scaled("False", "Refused")]), "Degraded"),
+        (json!([usable(), scaled("False", "NameTaken")]), "Degraded"),
+        (json!([ready("False", "RetentionInvalid"), scaled("True", "AsWanted")]), "Degraded"),
+    ] {
+        let mut pool = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desks", "generation": 2 },
+            "spec": {}, "status": { "observedGeneration": 2, "conditions": conditions },
+        });
+        assert_eq!(both(&pool), expected, "{pool}");
+        pool["status"]["observedGeneration"] = json!(1);
+        assert_eq!(both(&pool), "Progressing", "{pool}");
+        pool["status"]["observedGeneration"] = json!(2);
+        pool["metadata"]["deletionTimestamp"] = json!("2026-11-27T06:00:00Z");
+        assert_eq!(both(&pool), "Progressing", "{pool}");
+        pool.as_object_mut().unwrap().remove("status");
+        assert_eq!(argo_health(&pool).0, "Progressing");
+    }
 }
 
 /// The reasons that Ready can have, with what the tools must make of each.

@@ -507,6 +507,9 @@ fn also(facts: &Facts) -> Vec<String> {
             made_by(pod)
         ));
     }
+    if let Some(pod) = facts.pod().filter(|_| facts.is_up()) {
+        also.extend(pod.container_statuses().filter_map(|status| pod::crashing(facts, pod, status)));
+    }
     if let Some(word) = before_pod::idle_manager(facts).filter(|_| facts.is_observed()) {
         also.push(format!("{word}: changes of the VM have no effect until one works"));
     }

@@ -142,6 +142,7 @@ causes! {
     AttachFailed, Kubelet, "a volume can't be attached to the node";
     SandboxFailed, Kubelet, "the node can't make the Pod's network";
     UploadMissing, Kubelet, "a disk waits for a file that nobody has uploaded whole";
+    ProbeFailed, Kubelet, "the node ends a container, because its probe or hook fails";
     StartDelayed, Kubelet, "the containers are not created in time";
     PodNotEnded, Kubelet, "the Pod should have ended, and its node has not ended it";
     PodNotRemoved, Kubelet, "a finalizer keeps the Pod";

@@ -272,6 +272,9 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
     if let Some(found) = upload::missing(facts, pod) {
         return Some(found);
     }
+    if let Some(found) = ended_by_kubelet(facts, pod, node) {
+        return Some(found);
+    }
     // Why containers are not created is only in the kubelet's events.
     let is_created = pod.container_statuses().next().is_some() && !pod.container_statuses().any(is_being_created);
     if is_running || (is_created && pod.phase() != Some("Pending")) {
@@ -297,6 +300,38 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
     }
     let (_, ready) = facts.not_ready().filter(|(reason, _)| *reason == Reason::StartDelayed)?;
     Some(of_condition(facts, Cause::StartDelayed, ready))
+}
+
+/// A container that the kubelet itself has ended, and begins again: a probe or a hook of it fails. Only the kubelet's event says so: the guest
+/// has shut down in order.
+fn ended_by_kubelet(facts: &Facts, pod: &Object, node: &str) -> Option<Finding> {
+    if facts.is_up() {
+        return None;
+    }
+    facts.events_of(&pod.uid).into_iter().find_map(|event| {
+        let message = event.message.as_deref().unwrap_or_default();
+        let (what, why) = match event.reason.as_deref()? {
+            "FailedPostStartHook" => ("hook postStart", message),
+            "Unhealthy" => {
+                let kinds =
+                    [("liveness probe", "Liveness probe failed: "), ("startup probe", "Startup probe failed: ")];
+                kinds.into_iter().find_map(|(what, words)| Some((what, message.strip_prefix(words)?)))?
+            }
+            _ => return None,
+        };
+        let path = event.involved_object.field_path.as_deref()?;
+        let container = path.split_once('{')?.1.trim_end_matches('}');
+        let status = pod.container_statuses().find(|status| status["name"] == container)?;
+        let run = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+        let run = run.into_iter().find(|run| run.is_object())?;
+        // What it said of a run before the last one is no cause of this one's end.
+        let is_of_run = time(event)? >= instant(&run["startedAt"])?;
+        let text = format!("node {node} ends the container {container}, because its {what} fails: {why}");
+        let todo = "correct it in the template of the Pod, or give it more time";
+        let field = format!("Pod: spec.containers[{container}]");
+        let since = event.first_timestamp.as_ref().map(|it| it.0).or_else(|| time(event));
+        is_of_run.then(|| Finding::new(Cause::ProbeFailed, text.trim_end_matches(": "), todo).at(field).since(since))
+    })
 }
 
 /// A node that is not ready.
@@ -386,6 +421,21 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
         }
     };
     Some(found.since(since))
+}
+
+/// A container beside a guest that runs, which ends again and again, in words.
+pub(super) fn crashing(facts: &Facts, pod: &Object, status: &Value) -> Option<String> {
+    let is_waiting = status["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+    let (container, ended) = (status["name"].as_str()?, &status["lastState"]["terminated"]);
+    let last = ended["message"].as_str().unwrap_or_default().trim().lines().last().unwrap_or_default();
+    let last = if last.is_empty() { String::new() } else { format!(": {last}") };
+    let (place, name) = (facts.on_command_line(), &pod.key.name);
+    is_waiting.then(|| {
+        format!(
+            "the container {container} of the Pod ends again and again, with exit code {}{last}: kubectl {place} logs {name} -c {container} --previous",
+            ended["exitCode"]
+        )
+    })
 }
 
 /// QEMU runs the guest as the spec wants it.

@@ -160,6 +160,42 @@ fn event(uid: &str, reason: &str, message: &str, time: &str) -> Value {
     json!({ "metadata": { "name": "e" }, "involvedObject": { "uid": uid }, "reason": reason, "message": message, "lastTimestamp": time })
 }
 
+/// The container was ended after it had run for two minutes, and the kubelet has said this of it.
+fn probed(facts: &mut Value, reason: &str, message: &str, time: &str) {
+    ready(facts, "False", "Starting", "the guest has shut down");
+    facts["vm"]["status"]["ready"] = json!(false);
+    let ended = json!({ "terminated": { "exitCode": 0, "startedAt": "2027-01-15T07:57:00Z", "finishedAt": "2027-01-15T07:59:00Z" } });
+    facts["pod"]["status"]["containerStatuses"] =
+        json!([{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": ended }]);
+    let mut event = event("pod-uid", reason, message, time);
+    event["involvedObject"]["fieldPath"] = json!("spec.containers{vm-runner}");
+    facts["events"] = json!([event]);
+}
+
+/// Not each word of the kubelet is about the end of this container.
+#[test]
+fn a_probe_of_an_earlier_run_or_of_another_kind_is_no_cause() {
+    for (reason, message, time) in [
+        ("Unhealthy", "Readiness probe failed: no answer", "2027-01-15T07:58:00Z"),
+        ("Unhealthy", "Liveness probe failed: no answer", EARLIER),
+        ("Killing", "Stopping container vm-runner", "2027-01-15T07:58:00Z"),
+    ] {
+        assert_eq!(explained(|f| probed(f, reason, message, time)).cause, None, "{message}");
+    }
+}
+
+#[test]
+fn a_container_that_crashes_beside_a_guest_is_said_and_is_no_cause() {
+    let found = explained(|f| {
+        let ended = json!({ "terminated": { "exitCode": 7, "message": "first\nno configuration\n" } });
+        f["pod"]["status"]["containerStatuses"].as_array_mut().unwrap().push(
+            json!({ "name": "exporter", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": ended }),
+        );
+    });
+    let words = "the container exporter of the Pod ends again and again, with exit code 7: no configuration: kubectl -n orchard logs apple -c exporter --previous";
+    assert_eq!((found.cause, found.also), (None, vec![words.to_owned()]));
+}
+
 /// The newest spec is not taken.
 fn untaken(facts: &mut Value) {
     facts["vm"]["metadata"]["generation"] = json!(4);
@@ -269,6 +305,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::StartDelayed, |f| { waiting(f, "ContainerCreating", ""); ready(f, "False", "StartDelayed", "not created yet"); }, "not created yet"),
     (Cause::PodNotEnded, |f| { ready(f, "False", "PodNotEnded", "Pod apple should have ended"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); }, "apple does not stop: Pod apple should have ended"),
     (Cause::PodNotRemoved, |f| ready(f, "False", "PodNotRemoved", "something keeps it"), "something keeps it"),
+    (Cause::ProbeFailed, |f| probed(f, "Unhealthy", "Liveness probe failed: no answer", "2027-01-15T07:58:00Z"), "node node-1 ends the container vm-runner, because its liveness probe fails: no answer (Pod: spec.containers[vm-runner]"),
+    (Cause::ProbeFailed, |f| probed(f, "FailedPostStartHook", "PostStartHook failed", "2027-01-15T07:58:00Z"), "because its hook postStart fails: PostStartHook failed"),
     (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0] = json!({ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": killed() }); }, "more memory than its limit"),
     (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["state"] = killed(); }, "container vm-runner was killed"),
     // It runs again, and fails again and again.

@@ -460,7 +460,10 @@ fn end_of_container(name: &str, terminated: &Value) -> String {
     // These reasons say no more than the exit code.
     let reason = Some(reason).filter(|reason| !["", "Error", "Completed"].contains(&reason.as_str()));
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    let message = Some(message.trim()).filter(|message| !message.is_empty()).map(|message| format!(": {message}"));
+    // Programs that try again say the same each time.
+    let mut lines: Vec<&str> = message.trim().lines().collect();
+    lines.dedup();
+    let message = Some(lines.join("\n")).filter(|message| !message.is_empty()).map(|message| format!(": {message}"));
     format!("{name} ended with exit code {}{reason}{}", terminated["exitCode"], message.unwrap_or_default())
 }
 

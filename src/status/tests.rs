@@ -245,6 +245,10 @@ fn the_message_says_how_the_runner_ended() {
             json!({ "phase": "Failed", "containerStatuses": runner("state", &killed) }),
             "vm-runner ended with exit code 137 (OOMKilled): guest: up",
         ),
+        (
+            json!({ "containerStatuses": runner("state", &json!({ "exitCode": 22, "reason": "Error", "message": "404\n404\n404\ngave up\n" })) }),
+            "vm-runner ended with exit code 22: 404\ngave up",
+        ),
         (json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }), "Evicted: disk pressure"),
         (json!({ "phase": "Failed", "message": "Pod was rejected" }), "Pod was rejected"),
         (json!({ "phase": "Failed" }), "its containers have ended"),

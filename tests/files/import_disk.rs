@@ -114,6 +114,15 @@ fn a_download_is_compared_with_its_checksum() {
 }
 
 #[test]
+fn what_can_t_be_downloaded_is_named() {
+    let import = Import::new("catalog").with("URL", |folder| format!("file://{}/nothing.img", folder.display()));
+    let script = import.script.replace("--retry 5 ", "");
+    let output = Import { script, ..import }.run();
+    let talk = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && talk.contains("/nothing.img can't be downloaded"), "{output:?}");
+}
+
+#[test]
 fn an_upload_is_waited_for_piece_by_piece() {
     for is_right in [true, false] {
         let wanted = if is_right { sum(&content()) } else { "0".repeat(64) };

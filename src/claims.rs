@@ -441,7 +441,17 @@ fn size_finding(
 /// The spec wants other values of fields that can't change.
 fn change_finding(rendered: &Rendered, found: &Object) -> Option<ClaimFinding> {
     let wanted = &rendered.value["spec"];
-    let differs = |field: &&str| wanted.get(field).is_some() && wanted.get(field) != found.spec.get(field);
+    // The API server returns `apiGroup: null` for a source of the core group.
+    let said = |value: &Value| match value.as_object() {
+        Some(map) => {
+            Value::Object(map.clone().into_iter().filter(|(_, value)| !value.is_null() && value != "").collect())
+        }
+        None => value.clone(),
+    };
+    let differs = |field: &&str| {
+        let found = found.spec.get(field).map(said);
+        wanted.get(field).is_some_and(|wanted| Some(said(wanted)) != found)
+    };
     let fields: Vec<&str> = UNCHANGEABLE.into_iter().filter(differs).collect();
     (!fields.is_empty())
         .then(|| ClaimFinding { current: Some(fields.join(", ")), ..ClaimFinding::new(Reason::ChangeRefused) })
@@ -599,6 +609,26 @@ mod tests {
             "claim a of the storage class fast has no volume yet; kubectl describe pvc a says why; claim a keeps its storageClassName: \
              that can't be changed in a claim that exists; it has no volume, so delete it to have it made as the spec wants it"
         );
+    }
+
+    #[test]
+    fn the_source_of_a_clone_is_as_wanted_with_the_defaults_of_the_api_server() {
+        let vm = vm(|vm| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["dataSource"] =
+                json!({ "kind": "PersistentVolumeClaim", "name": "golden" });
+        });
+        let objects = rendered(&vm, &nothing());
+        let wanted = objects.iter().find(|object| object.key.name == CLAIM).unwrap();
+        for (name, is_same) in [("golden", true), ("silver", false)] {
+            let observed = applied(&objects, |kind, object| {
+                if kind == "PersistentVolumeClaim" && object["metadata"]["name"] == CLAIM {
+                    object["spec"]["dataSource"] =
+                        json!({ "apiGroup": null, "kind": "PersistentVolumeClaim", "name": name });
+                }
+            });
+            let found = observed.objects.iter().find(|object| object.key.name == CLAIM).unwrap();
+            assert_eq!(change_finding(wanted, found).is_none(), is_same, "{name}");
+        }
     }
 
     #[test]

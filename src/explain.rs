@@ -18,7 +18,7 @@ use k8s_openapi::{
     api::{
         apps::v1::Deployment,
         coordination::v1::Lease,
-        core::v1::{Event, LimitRange, Namespace, Node, PersistentVolume, ResourceQuota},
+        core::v1::{Event, LimitRange, Namespace, Node, PersistentVolume, Pod, ResourceQuota},
         storage::v1::StorageClass,
     },
     apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry},
@@ -62,6 +62,8 @@ pub struct Facts {
     pub pod: Option<Option<Object>>,
     /// The VM's claims.
     pub claims: Option<Vec<Object>>,
+    /// Claims that a Pod without a node mounts, and that do not exist.
+    pub absent_claims: Vec<String>,
     /// The volumes of the claims, if the Pod has no node.
     pub volumes: Option<Vec<PersistentVolume>>,
     /// The GitOps object that applies the VM, and its content, if there is one and it could be read.
@@ -80,6 +82,8 @@ pub struct Facts {
     pub namespace: Option<Namespace>,
     /// The Deployments of managers.
     pub deployments: Option<Vec<Deployment>>,
+    /// The Pods of managers, if the VM is not as its spec wants it.
+    pub manager_pods: Vec<Pod>,
     /// The Leases of managers.
     pub leases: Option<Vec<Lease>>,
     /// What could not be read, in words, a line each.

@@ -11,7 +11,7 @@ use clap::Parser;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use vm_operator::{
     process::{ErrorChain, output::Output},
-    runner::{Arguments, LogFormat, logging::Logging, run},
+    runner::{Arguments, Error, LogFormat, logging::Logging, run},
 };
 
 /// How long the end of the program waits until its log is written.
@@ -43,6 +43,11 @@ async fn main() -> ExitCode {
     }
     let code = match run(arguments, logging).await {
         Ok(()) => ExitCode::SUCCESS,
+        // The last word of a container, which a person reads in the VM's conditions, is no line of a log.
+        Err(error @ Error::HandOver(_)) => {
+            let _ = writeln!(std::io::stderr(), "{}", ErrorChain(&error));
+            ExitCode::FAILURE
+        }
         Err(error) => {
             tracing::error!("{}", ErrorChain(&error));
             ExitCode::FAILURE

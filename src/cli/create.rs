@@ -5,10 +5,10 @@
 //!                                                                 └▶ created ─▶ runs ─▶ its agent answers, or its console asks for a login
 //! ```
 
+mod clone;
 mod login;
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -16,10 +16,9 @@ use std::{
 
 use clap::Args;
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, PostParams},
+    Client, ResourceExt,
+    api::{DynamicObject, PostParams},
 };
 use serde_json::Value;
 use tokio::{io::AsyncReadExt, time::Instant};
@@ -34,7 +33,7 @@ use super::{
     manifest::{self, Violation},
     output::{Exit, Failure, Output, note, yaml},
     upload,
-    vms::{api, exit, failure, refused, refused_about, title},
+    vms::{api, exit, failure, refused, title},
     wait::{self, Goal, seconds, time},
     write::DryRun,
 };
@@ -254,46 +253,6 @@ impl Options {
     fn file(&self) -> Option<&Path> {
         let name = ImageName::parse(self.image.as_deref()?, self.raw, None);
         if let Ok(ImageName::File(_)) = name { self.image.as_deref().map(Path::new) } else { None }
-    }
-
-    /// What a clone must have of the claim: its volume mode; its size and class, where nobody said another one.
-    async fn clone_of(
-        &self,
-        name: &str,
-        size: &mut String,
-        class: &mut Option<String>,
-    ) -> Result<Option<String>, Failure> {
-        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        let what = format!("persistentvolumeclaim/{name}");
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-        let claim = match claims.get(name).await {
-            Ok(claim) => claim,
-            Err(error) => {
-                let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
-                let (client, namespace) = (&cluster.client, Some(cluster.namespace.as_str()));
-                let line = refused_about(client, &resource, &what, &["get"], namespace, &error).await;
-                return Err(failure(line, &error));
-            }
-        };
-        let spec = claim.spec.unwrap_or_default();
-        let has = |list: Option<BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
-            list.and_then(|list| Some(list.get("storage")?.0.clone()))
-        };
-        let requested = spec.resources.and_then(|resources| has(resources.requests));
-        let found = has(claim.status.and_then(|status| status.capacity)).or(requested);
-        match (&self.disk, found) {
-            (None, Some(found)) => *size = found,
-            (Some(wanted), Some(found))
-                if Quantity::parse(&found).is_ok_and(|found| wanted.bytes() < found.bytes()) =>
-            {
-                return Err(Failure::usage(format!("--disk {wanted} is too small: the claim {name} has {found}")));
-            }
-            _ => {}
-        }
-        if class.is_none() {
-            *class = spec.storage_class_name;
-        }
-        Ok(spec.volume_mode)
     }
 
     /// Who can log in.

@@ -238,11 +238,14 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
 
     // The second round.
     let source = git::Source::of(&vm);
-    let (claims, nodes, applied) = join!(
+    let deployments = known::<_, Deployment>(deployments, "list", None, &mut unread);
+    let (claims, nodes, applied, manager_pods) = join!(
         own_claims(client, namespace, &vm),
         nodes(client, pod.as_ref().and_then(Option::as_ref)),
         applied(client, source.as_ref()),
+        pods_of(client, deployments.iter().flatten()),
     );
+    let manager_pods = manager_pods.and_then(|pods| known::<_, Pod>(pods, "list", None, &mut unread));
     let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
     let git = source.map(|source| {
         let plural = source.kind.resource().plural;
@@ -258,8 +261,11 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         .map(|claim| about(&claim.key.name))
         .collect::<Vec<_>>();
     let of_claims = join_all(unbound.iter().map(|parameters| list(&events_api, parameters)));
-    let (of_claims, volumes) =
-        join!(of_claims, volumes(client, pod.as_ref().and_then(Option::as_ref), claims.as_deref().unwrap_or_default()));
+    let (of_claims, volumes, absent_claims) = join!(
+        of_claims,
+        volumes(client, pod.as_ref().and_then(Option::as_ref), claims.as_deref().unwrap_or_default()),
+        absent_claims(client, namespace, pod.as_ref().and_then(Option::as_ref), claims.as_deref())
+    );
     if let Ok(events) = &mut events {
         events.extend(of_claims.into_iter().flatten().flatten());
     }
@@ -272,7 +278,9 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         limits: known::<_, k8s_openapi::api::core::v1::LimitRange>(limits, "list", here, &mut unread),
         quotas: known::<_, k8s_openapi::api::core::v1::ResourceQuota>(quotas, "list", here, &mut unread),
         namespace: known::<_, Namespace>(found_namespace, "get", None, &mut unread),
-        deployments: known::<_, Deployment>(deployments, "list", None, &mut unread),
+        deployments,
+        manager_pods: manager_pods.unwrap_or_default(),
+        absent_claims,
         leases: known::<_, Lease>(leases, "list", None, &mut unread),
         vm,
         pod,
@@ -314,6 +322,35 @@ async fn own_claims(client: &Client, namespace: &str, vm: &VirtualMachine) -> ku
     let names: Vec<String> = claims::possible_names(vm).collect();
     let found = try_join_all(names.iter().map(|name| belongings::named(&api, name))).await?;
     Ok(found.into_iter().flatten().filter(|claim| claims::is_of(vm, claim)).filter_map(trimmed_claim).collect())
+}
+
+/// Claims that a Pod without a node mounts beside the VM's own, and that do not exist.
+async fn absent_claims(client: &Client, namespace: &str, pod: Option<&Object>, own: Option<&[Object]>) -> Vec<String> {
+    let (Some(pod), Some(own)) = (pod.filter(|pod| pod.node_name().is_none()), own) else { return Vec::new() };
+    let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    let is_own = |name: &str| own.iter().any(|claim| claim.key.name == name);
+    let others: Vec<&str> = pod.mounted_claims().map(|(name, _)| name).filter(|name| !is_own(name)).collect();
+    let found = join_all(others.iter().map(|name| api.get_metadata_opt(name))).await;
+    let absent = others.into_iter().zip(found).filter(|(_, found)| matches!(found, Ok(None)));
+    absent.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// The Pods of managers that do not work. `None`: nothing was asked.
+async fn pods_of<'a>(
+    client: &Client,
+    deployments: impl Iterator<Item = &'a Deployment>,
+) -> Option<kube::Result<Vec<Pod>>> {
+    let is_down = |it: &&Deployment| it.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0) == 0;
+    let namespaces: Vec<String> = deployments.filter(is_down).filter_map(ResourceExt::namespace).collect();
+    if namespaces.is_empty() {
+        return None;
+    }
+    let of_managers = pods_of_managers();
+    let pods = namespaces.iter().map(|namespace| {
+        let (api, of_managers) = (Api::<Pod>::namespaced(client.clone(), namespace), &of_managers);
+        async move { list(&api, of_managers).await }
+    });
+    Some(try_join_all(pods).await.map(|all| all.into_iter().flatten().collect()))
 }
 
 /// The volumes of the claims of a Pod without a node. `None`: nothing was asked.

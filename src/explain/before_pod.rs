@@ -13,10 +13,15 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
+use serde_json::Value;
 
-use super::{Cause, Facts, Finding, of_condition, owner_of, time};
+use super::{Cause, Facts, Finding, of_condition, owner_of, pod, time, volume};
 use crate::{
-    api::{Reason, conditions::TEMPLATES_VALID},
+    api::{
+        Reason,
+        conditions::{STORAGE_READY, TEMPLATES_VALID},
+    },
+    object::REPLACE_CLAIM_ANNOTATION,
     observed::Object,
 };
 
@@ -26,6 +31,8 @@ const LEASE_AGE: SignedDuration = SignedDuration::from_secs(40);
 const LAST_TRY: SignedDuration = SignedDuration::from_mins(10);
 /// How long a manager has to take a new spec.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// The claim with CD images.
+const IMAGE_REPOSITORY: &str = "vmop-image-repository";
 /// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
@@ -68,6 +75,15 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
     }
+    // The Lease of a manager that has just ended is still fresh.
+    let ended = working.and_then(|lease| {
+        let home = lease.namespace();
+        let mut deployments = facts.deployments.iter().flatten().filter(|it| it.namespace() == home);
+        deployments.find(|it| it.status.as_ref().and_then(|status| status.available_replicas).unwrap_or_default() == 0)
+    });
+    if let Some(deployment) = ended {
+        return Some(of_deployment(facts, deployment, &untaken));
+    }
     if let Some(finding) = status_refused(facts).filter(|_| working.is_some()) {
         return Some(finding);
     }
@@ -82,7 +98,7 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
         return Some(Finding::new(Cause::NotManaged, text, todo).since(changed));
     }
     if let Some(own) = own_deployment {
-        return Some(of_deployment(own, &untaken));
+        return Some(of_deployment(facts, own, &untaken));
     }
     if own_lease.is_some() {
         return Some(silent(own_lease, &untaken, changed));
@@ -95,7 +111,7 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
                     .since(changed),
             )
         }
-        Some([first, ..]) => Some(of_deployment(first, &untaken)),
+        Some([first, ..]) => Some(of_deployment(facts, first, &untaken)),
         _ => Some(silent(facts.leases.iter().flatten(), &untaken, changed)),
     }
 }
@@ -124,7 +140,7 @@ fn silent<'a>(leases: impl IntoIterator<Item = &'a Lease>, untaken: &str, change
 }
 
 /// A manager that does not work, by its Deployment.
-fn of_deployment(deployment: &Deployment, untaken: &str) -> Finding {
+fn of_deployment(facts: &Facts, deployment: &Deployment, untaken: &str) -> Finding {
     let (home, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     let title = format!("Deployment {home}/{name}");
     let status = deployment.status.as_ref();
@@ -137,7 +153,9 @@ fn of_deployment(deployment: &Deployment, untaken: &str) -> Finding {
     if status.and_then(|status| status.available_replicas).unwrap_or_default() == 0 {
         let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
         let bad = conditions.rfind(|it| it.status == "False" || it.type_ == "ReplicaFailure");
-        let why = bad.and_then(|it| it.message.clone()).map(|message| format!(" ({message})")).unwrap_or_default();
+        let mut pods = facts.manager_pods.iter().filter(|pod| pod.namespace() == deployment.namespace());
+        let why = pods.find_map(pod::failure_of_program).or_else(|| bad.and_then(|it| it.message.clone()));
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
         let since = bad.and_then(|it| it.last_transition_time.as_ref()).map(|time| time.0);
         let text = format!("{title} of the manager has no Pod that is ready{why}, so {untaken}");
         let todo = format!("kubectl -n {home} describe pods -l app.kubernetes.io/component=manager");
@@ -281,7 +299,21 @@ pub(super) fn claims(facts: &Facts) -> Option<Finding> {
     if !facts.is_wanted_up() || has_node {
         return None;
     }
-    facts.claims.iter().flatten().find_map(|claim| of_claim(facts, claim))
+    let own = facts.claims.iter().flatten().find_map(|claim| of_claim(facts, claim));
+    own.or_else(|| {
+        let lost = facts.condition(STORAGE_READY).filter(|it| it.reason == Reason::ClaimMissing.as_str())?;
+        Some(of_condition(facts, Cause::ClaimMissing, lost))
+    })
+    .or_else(|| {
+        let name = facts.absent_claims.first()?;
+        let text = format!("claim {name}, which the Pod mounts, does not exist");
+        let todo = if name == IMAGE_REPOSITORY {
+            "create it, for CD images (deploy/image-repository-claim.yaml has one)"
+        } else {
+            "create it, or correct the template of the Pod"
+        };
+        Some(Finding::new(Cause::ClaimAbsent, text, todo).at("Pod: spec.volumes"))
+    })
 }
 
 fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
@@ -300,8 +332,11 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
         let todo = format!("nothing takes that back: copy its data while a Pod still has it, or let it go; {describe}");
         return Some(Finding::new(Cause::ClaimDeleting, text, todo).since(Some(time)));
     }
-    if claim.is_bound() {
+    if claim.phase() == Some("Bound") {
         return None;
+    }
+    if let Some(volume) = claim.spec_str("/volumeName").filter(|volume| !volume.is_empty()) {
+        return not_the_volume(facts, claim, volume);
     }
     let field = format!("claim {name}: spec.storageClassName");
     let class_name = claim.spec_str("/storageClassName").filter(|class| !class.is_empty());
@@ -312,8 +347,10 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let text =
                 format!("claim {name} wants the storage class {wanted}, which does not exist (there are: {known})");
+            let (vm, uid) = (facts.vm.name_any(), &claim.uid);
             let todo = format!(
-                "create the class, or correct the disk and delete the claim, which is empty: kubectl {place} delete pvc {name}"
+                "create the class, or correct the disk and have the claim, which is empty, made again: kubectl {place} annotate --overwrite vm {vm} \
+                 {REPLACE_CLAIM_ANNOTATION}={uid} && kubectl {place} delete pvc {name}"
             );
             return Some(Finding::new(Cause::StorageClassMissing, text, todo).at(field).since(claim.created));
         }
@@ -339,9 +376,37 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
     let is_late =
         claim.created.is_some_and(|created| facts.now.duration_since(created) > PATIENCE + PATIENCE + PATIENCE);
     (!waits && is_late && facts.classes.is_some()).then(|| {
-        let text = format!("claim {name} has no volume");
-        Finding::new(Cause::ClaimUnbound, text, describe).since(claim.created)
+        let size = claim.spec.pointer("/resources/requests/storage").and_then(Value::as_str).unwrap_or("its size");
+        let who = volume::provisioner_of(facts, claim);
+        let text = format!("claim {name} of {size} waits for a volume from {who}");
+        let todo = if class_name.is_some() {
+            format!("see whether that provisioner runs, and what it says: {describe}")
+        } else {
+            format!(
+                "create a PersistentVolume without a class that is as large, or name a class in the disk: {describe}"
+            )
+        };
+        Finding::new(Cause::ClaimUnbound, text, todo).at(field).since(claim.created)
     })
+}
+
+/// A claim wants a certain volume, and does not have it.
+fn not_the_volume(facts: &Facts, claim: &Object, volume: &str) -> Option<Finding> {
+    let name = &claim.key.name;
+    let field = format!("claim {name}: spec.volumeName");
+    let events = facts.events_of(&claim.uid);
+    let refused = events
+        .iter()
+        .find(|event| ["FailedBinding", "VolumeMismatch"].contains(&event.reason.as_deref().unwrap_or_default()));
+    let why = match refused.and_then(|event| event.message.as_deref()) {
+        Some(message) => format!(": {message}"),
+        // It may be bound in the next second.
+        None if claim.created.is_some_and(|created| facts.now.duration_since(created) < PATIENCE) => return None,
+        None => ": it does not exist, or is not free".into(),
+    };
+    let text = format!("claim {name} wants the volume {volume}, and does not get it{why}");
+    let todo = format!("correct volumeName in the disk, or make that volume available: kubectl get pv {volume}");
+    Some(Finding::new(Cause::ClaimUnbound, text, todo).at(field).since(claim.created))
 }
 
 fn is_default(class: &StorageClass) -> bool {

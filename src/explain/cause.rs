@@ -111,6 +111,7 @@ causes! {
     MountMissing, Server, "a Secret or ConfigMap that the Pod would mount does not exist";
     DeletionBlocked, Server, "a finalizer keeps the deleted VM";
     ClaimMissing, Claims, "a claim with the VM's data does not exist any more";
+    ClaimAbsent, Claims, "a claim that the Pod mounts, and that is not the VM's own, does not exist";
     ClaimInUse, Claims, "another Pod writes to a claim";
     ClaimLost, Claims, "the volume of a claim is lost";
     ClaimDeleting, Claims, "a claim is being deleted";

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{Event, Node},
+    api::core::v1::{Event, Node, Pod},
     jiff::SignedDuration,
 };
 use kube::ResourceExt;
@@ -34,6 +34,15 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
     let name = &pod.key.name;
     let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
     let Some(condition) = pod.condition("PodScheduled", "False") else {
+        if let Some(found) = volume::awaited(facts, pod) {
+            return Some(found);
+        }
+        // What keeps the scheduler from looking at it: only the event of another controller says so.
+        let said = facts.events_of(&pod.uid).into_iter().find(|event| event.type_.as_deref() == Some("Warning"));
+        if let Some(event) = said {
+            let text = format!("Pod {name} can't be scheduled: {}", event.message.as_deref().unwrap_or_default());
+            return Some(Finding::new(Cause::Unschedulable, text, describe).since(time(event)));
+        }
         let wanted = pod.spec_str("/schedulerName").unwrap_or("default-scheduler");
         let is_late = pod.created.is_some_and(|created| facts.now.duration_since(created) > PATIENCE);
         return is_late.then(|| {
@@ -409,11 +418,16 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
             .by(who())
             .at(field)
         }
-        "CreateContainerConfigError" => Finding::new(
-            Cause::ContainerConfig,
-            format!("container {container}: {message}"),
-            "create what is missing; the node tries again by itself",
-        ),
+        "CreateContainerConfigError" => {
+            let is_missing = ["not found", "couldn't find key"].iter().any(|words| message.contains(words));
+            let todo = if is_missing { "create what is missing" } else { "correct it in the template of the Pod" };
+            Finding::new(
+                Cause::ContainerConfig,
+                format!("container {container}: {message}"),
+                format!("{todo}; the node tries again by itself"),
+            )
+            .at(format!("container {container}"))
+        }
         // It has run: QEMU's stage looks at its end.
         "CrashLoopBackOff" => return None,
         reason => {
@@ -438,6 +452,35 @@ pub(super) fn crashing(facts: &Facts, pod: &Object, status: &Value) -> Option<St
     })
 }
 
+/// Why a container of a manager's Pod does not run, in words.
+pub(super) fn failure_of_program(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let of_container = all.into_iter().find_map(|container| {
+        let name = &container.name;
+        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+        let ended =
+            [&container.state, &container.last_state].into_iter().flatten().find_map(|it| it.terminated.as_ref());
+        if let Some(ended) = ended.filter(|ended| ended.exit_code != 0) {
+            let reason = ended.reason.as_deref().filter(|reason| *reason != "Error");
+            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let message = ended.message.as_deref().unwrap_or_default().trim();
+            let last = message.lines().last().map(|last| format!(": {last}")).unwrap_or_default();
+            return Some(format!("its container {name} ended with exit code {}{reason}{last}", ended.exit_code));
+        }
+        let waiting = waiting?;
+        let reason = waiting.reason.as_deref().filter(|it| !["ContainerCreating", "PodInitializing"].contains(it))?;
+        let message = waiting.message.as_deref().unwrap_or_default();
+        Some(format!("its container {name}: {reason}: {message}"))
+    });
+    // A Pod without a node has no containers.
+    of_container.or_else(|| {
+        let unscheduled =
+            status.conditions.iter().flatten().find(|it| it.type_ == "PodScheduled" && it.status == "False");
+        unscheduled?.message.clone()
+    })
+}
+
 /// QEMU runs the guest as the spec wants it.
 pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     if let Some(pod) = facts.pod().filter(|_| facts.is_wanted_up() && !facts.is_up()) {
@@ -452,7 +495,14 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     let place = facts.on_command_line();
     let cause = match reason {
         Reason::RunnerFailed => Cause::RunnerFailed,
-        Reason::ContainerFailed => Cause::ContainerFailed,
+        Reason::ContainerFailed => {
+            let found = of_condition(facts, Cause::ContainerFailed, ready);
+            let Some(container) = facts.pod().and_then(|pod| failing(pod)) else { return Some(found) };
+            let todo = format!(
+                "mend that in the template of the Pod, or in spec.templateValues; all that it says: kubectl {place} logs {name} -c {container}"
+            );
+            return Some(Finding { what_to_do: todo, ..found }.at(format!("container {container}")));
+        }
         Reason::StorageFull => Cause::StorageFull,
         Reason::StorageFailed => Cause::StorageFailed,
         Reason::TpmLost => Cause::TpmLost,
@@ -476,6 +526,17 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
         _ => return None,
     };
     Some(of_condition(facts, cause, ready))
+}
+
+/// The first container of a Pod that has ended with an error.
+fn failing(pod: &Object) -> Option<&str> {
+    let ended = |status: &&Value| {
+        [&status["state"]["terminated"], &status["lastState"]["terminated"]]
+            .into_iter()
+            .find(|state| state.is_object())
+            .is_some_and(|state| state["exitCode"] != 0)
+    };
+    pod.container_statuses().find(ended)?["name"].as_str()
 }
 
 /// How a container ended that was killed for its memory, if that is why no guest runs. One that runs again is to blame only if Ready says

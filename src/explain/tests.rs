@@ -39,7 +39,7 @@ fn healthy() -> Value {
         },
         "pod": pod,
         "claims": [claim("apple-core-disk")],
-        "volumes": [], "git": null,
+        "volumes": [], "git": null, "manager_pods": [], "absent_claims": [],
         "classes": [{ "metadata": { "name": "fast" }, "provisioner": "p", "volumeBindingMode": "Immediate" }],
         "events": [],
         "nodes": [{ "metadata": { "name": "node-1" }, "spec": {}, "status": {
@@ -72,6 +72,8 @@ fn facts(value: &Value) -> Facts {
             .map(|source| (source, part::<Value>(value, "git"))),
         classes: part(value, "classes"),
         events: part(value, "events").unwrap(),
+        manager_pods: part(value, "manager_pods").unwrap(),
+        absent_claims: part(value, "absent_claims").unwrap(),
         nodes: part(value, "nodes"),
         limits: part(value, "limits"),
         quotas: part(value, "quotas"),
@@ -223,6 +225,13 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
         f["deployments"][0]["metadata"]["managedFields"] = json!([{ "manager": "kubectl-scale", "fieldsV1": { "f:spec": { "f:replicas": {} } } }]); },
         "(set by kubectl-scale, spec.replicas) -> kubectl -n system scale deployment vm-operator --replicas=1"),
     (Cause::ManagerUnavailable, |f| { untaken(f); f["deployments"][0]["status"] = json!({ "conditions": [{ "type": "Available", "status": "False", "message": "no pod is ready" }] }); }, "(no pod is ready)"),
+    (Cause::ManagerUnavailable, |f| { untaken(f); f["deployments"][0]["status"] = json!({});
+        f["manager_pods"] = json!([{ "metadata": { "name": "m", "namespace": "other" }, "status": { "conditions": [{ "type": "PodScheduled", "status": "False", "message": "of another one" }] } },
+            { "metadata": { "name": "m", "namespace": "system" }, "status": { "containerStatuses": [{ "name": "manager", "ready": false, "restartCount": 3, "image": "i", "imageID": "", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+            "lastState": { "terminated": { "exitCode": 1, "reason": "Error", "message": "first\nconfig.yaml:3: unknown key\n" } } }] } }]); }, "(its container manager ended with exit code 1: config.yaml:3: unknown key)"),
+    // Its Lease is not old yet.
+    (Cause::ManagerUnavailable, |f| { f["vm"]["metadata"]["generation"] = json!(4); f["deployments"][0]["status"] = json!({});
+        f["manager_pods"] = json!([{ "metadata": { "name": "m", "namespace": "system" }, "status": { "containerStatuses": [{ "name": "manager", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "Back-off" } } }] } }]); }, "(its container manager: ImagePullBackOff: Back-off)"),
     (Cause::ManagerSilent, untaken, "does not renew its Lease"),
     (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4); }, "does not manage the namespace orchard"),
     (Cause::StatusRefused, |f| { f["vm"]["metadata"]["generation"] = json!(4);
@@ -262,7 +271,22 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::StorageClassMissing, |f| { unbound(f); f["claims"][0]["spec"]["storageClassName"] = json!("gold"); }, "wants the storage class gold, which does not exist (there are: fast)"),
     (Cause::NoDefaultClass, |f| { unbound(f); f["claims"][0]["spec"]["storageClassName"] = Value::Null; }, "names no storage class"),
     (Cause::ProvisioningFailed, |f| { unbound(f); f["events"] = json!([event("apple-core-disk-uid", "ProvisioningFailed", "no space", EARLIER)]); }, "gets no volume: no space (since 2027-01-15T06:00:00Z)"),
-    (Cause::ClaimUnbound, unbound, "claim apple-core-disk has no volume"),
+    (Cause::ClaimUnbound, unbound, "claim apple-core-disk of its size waits for a volume from the provisioner p of the storage class fast"),
+    (Cause::ClaimUnbound, |f| { unbound(f); f["claims"][0]["spec"]["storageClassName"] = json!(""); }, "from an administrator, because it names no storage class"),
+    (Cause::ClaimUnbound, |f| { unbound(f); f["claims"][0]["spec"]["volumeName"] = json!("pv-7");
+        f["events"] = json!([event("apple-core-disk-uid", "FailedBinding", "volume \"pv-7\" already bound to a different claim.", EARLIER)]); },
+        "claim apple-core-disk wants the volume pv-7, and does not get it: volume \"pv-7\" already bound to a different claim."),
+    // The scheduler has chosen a node, and the provisioner does not answer. The Pod has no condition.
+    (Cause::ClaimUnbound, |f| { unbound(f); f["pod"]["status"] = json!({ "phase": "Pending" }); f["classes"][0]["volumeBindingMode"] = json!("WaitForFirstConsumer");
+        f["claims"][0]["metadata"]["annotations"] = json!({ "volume.kubernetes.io/selected-node": "node-1" }); },
+        "claim apple-core-disk waits for a volume from the provisioner p of the storage class fast"),
+    (Cause::ClaimAbsent, |f| { pending(f, "x"); f["absent_claims"] = json!(["vmop-image-repository"]); }, "claim vmop-image-repository, which the Pod mounts, does not exist (Pod: spec.volumes) -> create it, for CD images"),
+    (Cause::ClaimMissing, |f| { pending(f, "x"); f["vm"]["status"]["conditions"].as_array_mut().unwrap().push(
+        json!({ "type": "StorageReady", "status": "False", "reason": "ClaimMissing", "message": "claim apple-core-disk does not exist any more", "lastTransitionTime": EARLIER })); }, "claim apple-core-disk does not exist any more"),
+    (Cause::Unschedulable, |f| { pending(f, "x"); f["pod"]["status"] = json!({ "phase": "Pending" });
+        let mut of_claim = event("pod-uid", "FailedResourceClaimCreation", "resource claim template \"gpu\" not found", EARLIER);
+        of_claim["type"] = json!("Warning");
+        f["events"] = json!([of_claim]); }, "Pod apple can't be scheduled: resource claim template \"gpu\" not found"),
     (Cause::SchedulerMissing, |f| { pending(f, "x"); f["pod"]["status"] = json!({ "phase": "Pending" }); f["pod"]["spec"]["schedulerName"] = json!("nobody"); }, "nothing serves schedulerName nobody"),
     (Cause::SchedulingGated, |f| { pending(f, "x"); f["pod"]["status"]["conditions"][0]["reason"] = json!("SchedulingGated"); f["pod"]["spec"]["schedulingGates"] = json!([{ "name": "x.org/wait" }]); }, "the scheduling gates x.org/wait hold Pod apple"),
     (Cause::NoNodes, |f| { pending(f, "x"); f["nodes"] = json!([]); }, "the cluster has no node"),
@@ -295,7 +319,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::PodSucceeded, |f| { ready(f, "False", "PodSucceeded", "x"); f["pod"]["status"] = json!({ "phase": "Succeeded" }); }, "the containers of Pod apple have ended"),
     (Cause::InvalidImageName, |f| waiting(f, "InvalidImageName", "x"), "the image name runner:1 is invalid"),
     (Cause::ImagePullFailed, |f| { waiting(f, "ImagePullBackOff", "Back-off"); f["events"] = json!([event("pod-uid", "Failed", "Failed to pull image \"runner:1\": not found", EARLIER)]); }, "Failed to pull image \"runner:1\": not found"),
-    (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "secret \"s\" not found"), "secret \"s\" not found"),
+    (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "secret \"s\" not found"), "secret \"s\" not found (container vm-runner, since 2027-01-15T06:00:00Z) -> create what is missing"),
+    (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "-> correct it in the template of the Pod"),
     (Cause::ContainerWaiting, |f| waiting(f, "CreateContainerError", "x"), "CreateContainerError: x"),
     (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "MountVolume.SetUp failed", EARLIER)]); }, "MountVolume.SetUp failed"),
     (Cause::AttachFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedAttachVolume", "Multi-Attach error", EARLIER)]); }, "Multi-Attach error"),
@@ -317,6 +342,10 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
         "container agent was killed because it used more memory than its limit of 64Mi, or than the node has (Pod: resources of the container agent, "),
     (Cause::RunnerFailed, |f| ready(f, "False", "RunnerFailed", "qemu: no such device"), "qemu: no such device"),
     (Cause::ContainerFailed, |f| ready(f, "False", "ContainerFailed", "sidecar ended with exit code 1"), "sidecar ended"),
+    (Cause::ContainerFailed, |f| { ready(f, "False", "ContainerFailed", "import ended with exit code 22");
+        f["pod"]["status"]["initContainerStatuses"] = json!([{ "name": "first", "state": { "terminated": { "exitCode": 0 } } },
+            { "name": "import", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": { "terminated": { "exitCode": 22 } } }]); },
+        "(container import, since 2027-01-15T06:00:00Z) -> mend that in the template of the Pod, or in spec.templateValues; all that it says: kubectl -n orchard logs apple -c import"),
     (Cause::StorageFull, |f| { ready(f, "False", "StorageFull", "core is full"); f["vm"]["status"]["ready"] = json!(true); }, "apple runs, but not as its spec wants it: core is full"),
     (Cause::StorageFailed, |f| ready(f, "False", "StorageFailed", "core: I/O error"), "I/O error"),
     (Cause::TpmLost, |f| ready(f, "False", "TpmLost", "swtpm ended"), "kubectl vm restart apple -n orchard"),

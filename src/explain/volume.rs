@@ -9,6 +9,10 @@ use super::{
 };
 use crate::observed::Object;
 
+/// The annotation by which the scheduler asks a provisioner for a volume
+/// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#volume-kubernetes-io-selected-node>).
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
 /// A volume of the Pod that keeps it from all the nodes that would take it otherwise (`free`).
 pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&Node]) -> Option<Finding> {
     let volumes = facts.volumes.iter().flatten();
@@ -37,6 +41,28 @@ pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&No
         wanted(volume)
     );
     Some(Finding::new(Cause::VolumeElsewhere, text, todo).at(format!("PersistentVolume {name}: spec.nodeAffinity")))
+}
+
+/// A claim that the scheduler has given to a provisioner, which does not answer: the Pod says nothing of that.
+pub(super) fn awaited(facts: &Facts, pod: &Object) -> Option<Finding> {
+    let is_mounted = |claim: &&Object| pod.mounted_claims().any(|(mounted, _)| mounted == claim.key.name);
+    let mut waits = facts.claims.iter().flatten().filter(|claim| !claim.is_bound()).filter(is_mounted);
+    let claim = waits.find(|claim| claim.annotations.contains_key(SELECTED_NODE))?;
+    let (name, place) = (&claim.key.name, facts.on_command_line());
+    let text = format!("claim {name} waits for a volume from {}", provisioner_of(facts, claim));
+    let todo = format!("see whether that provisioner runs: kubectl {place} describe pvc {name}");
+    Some(Finding::new(Cause::ClaimUnbound, text, todo).since(claim.created))
+}
+
+/// Who makes the volume of a claim, in words.
+pub(super) fn provisioner_of(facts: &Facts, claim: &Object) -> String {
+    let wanted = claim.spec_str("/storageClassName").unwrap_or_default();
+    let class = facts.classes.iter().flatten().find(|class| class.name_any() == wanted);
+    match class {
+        Some(class) => format!("the provisioner {} of the storage class {wanted}", class.provisioner),
+        None if wanted.is_empty() => "an administrator, because it names no storage class".into(),
+        None => format!("the storage class {wanted}"),
+    }
 }
 
 /// The claim of the Pod that has this volume.

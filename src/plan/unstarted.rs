@@ -64,9 +64,13 @@ fn has_no_guest(pod: &Object, now: Timestamp) -> bool {
     let can_not_start =
         init.iter().any(|status| is_refused(status)) || reported.iter().all(|status| is_refused(status));
     let is_late = late_at(pod).is_some_and(|late| late <= now);
+    working(pod).is_none() && (can_not_start || is_late)
+}
+
+/// The status of the ordinary init container that runs now, such as one that fills a disk: the guest starts after it.
+pub fn working(pod: &Object) -> Option<&Value> {
     let is_beside = |status: &Value| containers_beside(pod).any(|container| container["name"] == status["name"]);
-    let works = init.iter().any(|status| status["state"]["running"].is_object() && !is_beside(status));
-    !works && (can_not_start || is_late)
+    statuses(pod, "initContainerStatuses").find(|status| status["state"]["running"].is_object() && !is_beside(status))
 }
 
 /// The containers of a Pod that can run QEMU.
@@ -122,7 +126,8 @@ fn waiting_reason(status: &Value) -> Option<&str> {
 
 /// When a Pod that has a node is late, because its containers are not created; `None` if they are.
 pub fn late_at(pod: &Object) -> Option<Timestamp> {
-    let is_waiting = pod.phase() == Some("Pending") && pod.container_statuses().any(is_being_created);
+    let is_waiting =
+        pod.phase() == Some("Pending") && pod.container_statuses().any(is_being_created) && working(pod).is_none();
     scheduled_at(pod)?.checked_add(LATE).ok().filter(|_| is_waiting)
 }
 

@@ -22,7 +22,7 @@ use crate::{
     plan::{
         Plan, Wait,
         beside::is_beside,
-        unstarted::{late_at, untaken_at},
+        unstarted::{late_at, untaken_at, working},
     },
     power::{Power, Wanted, is_report_of},
 };
@@ -217,14 +217,25 @@ fn replacing(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pod: &Object) -> Pr
     })
 }
 
+/// What a Pod without a problem waits for.
+fn on_its_way(pod: &Object) -> String {
+    let Some(status) = working(pod) else { return "waiting for the runner to report that the guest runs".into() };
+    let since = status["state"]["running"]["startedAt"].as_str().map(|time| format!(", since {time}"));
+    format!(
+        "waiting for the container {}, which works before the guest starts{}",
+        string(&status["name"]),
+        since.unwrap_or_default()
+    )
+}
+
 /// The VM should run and has a Pod, but no guest runs.
 fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
     let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
     if let Some(problem) = stuck(reconciled, Some(pod)) {
         return problem;
     }
-    let mut problem = problem_of_pod(vm, pod, observed.now)
-        .unwrap_or_else(|| Problem::new(Reason::Starting, "waiting for the runner to report that the guest runs"));
+    let mut problem =
+        problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
         problem.message += &format!("; try {} is at {next}", retry.count.saturating_add(1));

@@ -2,7 +2,10 @@
 
 use std::process::Stdio;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolumeClaim, Pod, Service},
+    storage::v1::StorageClass,
+};
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams, PostParams},
@@ -208,6 +211,15 @@ async fn other_sources_fill_the_disk() {
     let small = [["create", "none", "--image", "claim:golden", "--disk", "1Gi"].as_slice(), &keys].concat();
     let small = run(&ns, &small);
     assert!(small.code == 2 && small.talk.contains("--disk 1Gi is too small: the claim golden has 5Gi"), "{small:?}");
+    // Its class is there by now, and its provisioner would make an empty disk.
+    let class = json!({ "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "create-sources" }, "provisioner": "example.org/local" });
+    let classes: kube::Api<StorageClass> = kube::Api::all(ns.client.clone());
+    classes.create(&PostParams::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
+    let other = ["create", "none", "--image", "claim:golden", "--storage-class", "create-sources"];
+    let other = run(&ns, &[other.as_slice(), &keys].concat());
+    let words = "the storage class create-sources can't clone: its provisioner example.org/local is no CSI driver";
+    assert!(other.code == 1 && other.talk.contains(words), "{other:?}");
+    classes.delete("create-sources", &kube::api::DeleteParams::default()).await.unwrap();
 }
 
 /// A `kubectl` whose `exec` runs a command here, with a folder in place of the container's. Its first upload breaks off.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log"
 	"os"
@@ -27,7 +28,7 @@ import (
 
 const (
 	// provisionerName is what the storage classes name.
-	provisionerName = "vm-operator.test/local"
+	provisionerName = "local.vm-operator.test"
 
 	annProvisioner   = "volume.kubernetes.io/storage-provisioner"
 	annSelectedNode  = "volume.kubernetes.io/selected-node"
@@ -155,7 +156,11 @@ func (p *provisioner) provision(ctx context.Context, claim *corev1.PersistentVol
 
 	name := "pvc-" + string(claim.UID)
 	size := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	path, err := p.create(name, size.Value(), claim.Spec.VolumeMode)
+	source, err := p.source(claim)
+	if err != nil {
+		return err
+	}
+	path, err := p.create(name, size.Value(), claim.Spec.VolumeMode, source)
 	if err != nil {
 		return err
 	}
@@ -181,6 +186,25 @@ func (p *provisioner) provision(ctx context.Context, claim *corev1.PersistentVol
 		return nil
 	}
 	return err
+}
+
+// source returns the volume that a claim wants to be cloned, of those that are block devices: there is no other one.
+func (p *provisioner) source(claim *corev1.PersistentVolumeClaim) (string, error) {
+	from := claim.Spec.DataSource
+	if from == nil {
+		return "", nil
+	}
+	if from.Kind != "PersistentVolumeClaim" || claim.Spec.VolumeMode == nil || *claim.Spec.VolumeMode != corev1.PersistentVolumeBlock {
+		return "", fmt.Errorf("claim %s: only claims that are block devices can be cloned", claim.Name)
+	}
+	object, exists, err := p.claims.GetByKey(claim.Namespace + "/" + from.Name)
+	if err != nil {
+		return "", err
+	}
+	if !exists || object.(*corev1.PersistentVolumeClaim).Spec.VolumeName == "" {
+		return "", fmt.Errorf("claim %s has no volume that could be cloned", from.Name)
+	}
+	return object.(*corev1.PersistentVolumeClaim).Spec.VolumeName, nil
 }
 
 // reclaim removes a volume that its claim has left, and its data.
@@ -214,7 +238,7 @@ func (p *provisioner) reclaim(ctx context.Context, volume *corev1.PersistentVolu
 }
 
 // create makes the data of a volume and returns the path that a Pod's mount begins at.
-func (p *provisioner) create(name string, size int64, mode *corev1.PersistentVolumeMode) (string, error) {
+func (p *provisioner) create(name string, size int64, mode *corev1.PersistentVolumeMode, source string) (string, error) {
 	dir := filepath.Join(p.dir, name)
 	if mode == nil || *mode == corev1.PersistentVolumeFilesystem {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -236,6 +260,16 @@ func (p *provisioner) create(name string, size int64, mode *corev1.PersistentVol
 		return "", err
 	}
 	defer file.Close()
+	if source != "" {
+		from, err := os.Open(filepath.Join(p.dir, source, "disk"))
+		if err != nil {
+			return "", fmt.Errorf("cloning %s: %w", source, err)
+		}
+		defer from.Close()
+		if _, err := io.Copy(file, from); err != nil {
+			return "", fmt.Errorf("cloning %s: %w", source, err)
+		}
+	}
 	if err := file.Truncate(size); err != nil {
 		return "", err
 	}

@@ -157,27 +157,20 @@ pub async fn the_relay_leads_to_the_guests_consoles(namespace: &TestNamespace, p
     }
 }
 
-/// `kubectl vm create` makes a VM whose disk is filled from a web server, and ends when its guest is up. Returns what it printed.
-pub async fn a_vm_is_created_from_an_image(namespace: &TestNamespace, url: &str) -> String {
+/// `kubectl vm create` makes a VM whose disk is filled from an image, and ends when its guest is up. Returns what it printed.
+pub async fn a_vm_is_created_from_an_image(namespace: &TestNamespace, name: &str, image: &[&str]) -> String {
     let data = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(data.path(), "message: Hello from the command line\n").unwrap();
-    let what = [
-        "create",
-        "web",
-        "--image",
-        url,
-        "--raw",
-        "--cpus=1",
-        "--ram=512Mi",
-        "--disk=256Mi",
-        "--network=user",
-        "--cloud-init",
-    ];
-    let (_tools, mut command) = kubectl_vm(namespace, &[what.as_slice(), &[data.path().to_str().unwrap()]].concat());
+    let size = ["--cpus=1", "--ram=512Mi", "--disk=256Mi", "--network=user", "--cloud-init"];
+    let what = [&["create", name, "--image"], image, &size, &[data.path().to_str().unwrap()]].concat();
+    let (_tools, mut command) = kubectl_vm(namespace, &what);
     let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the end of the command").unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{output:?}");
-    format!("{}{}", text(&output.stderr), text(&output.stdout))
+    let printed = format!("{}{}", text(&output.stderr), text(&output.stdout));
+    println!("$ kubectl vm {}\n{printed}", what.join(" "));
+    assert!(printed.contains(&format!("vm/{name}: is up: its agent answers (")), "{printed}");
+    printed
 }
 
 /// What a command that succeeds prints on standard output.

@@ -144,10 +144,8 @@ async fn one_command_makes_a_guest_of_an_image() {
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("create").await;
     let address = serve_images(&namespace, &pods).await;
     install_set(&namespace, "import-disk", &["import-disk"]);
-    let printed =
-        commands::a_vm_is_created_from_an_image(&namespace, &format!("http://{address}:8000/guest.img")).await;
-    println!("{printed}");
-    assert!(printed.contains("vm/web: is up: its agent answers ("), "{printed}");
+    let url = format!("http://{address}:8000/guest.img");
+    commands::a_vm_is_created_from_an_image(&namespace, "web", &[&url, "--raw"]).await;
     assert!(conditions::is_true(&vms.get("web").await.unwrap().status.unwrap().conditions, conditions::BOOTED));
     let console = namespace.kubectl(&["logs", "web", "--container=vm-runner"]);
     assert!(console.contains("guest: user-data Hello from the command line"), "{console}");
@@ -169,4 +167,17 @@ async fn one_command_makes_a_guest_of_an_image() {
     let manager = commands::dumped(&namespace, "web", "status.txt").await;
     assert!(manager.contains("web-data-disk"), "{manager}");
     namespace.kubectl(&["delete", "vm", "web"]);
+
+    // The other sources: a container image whose one file is the disk, the claim of that VM, and a file that is uploaded.
+    commands::a_vm_is_created_from_an_image(&namespace, "boxed", &["oci:localhost/vm-demo-guest:0.1.0"]).await;
+    commands::printed(&namespace, &["stop", "boxed", "--wait"]).await;
+    commands::a_vm_is_created_from_an_image(&namespace, "clone", &["claim:boxed-system-disk"]).await;
+    let vm = vms.get("clone").await.unwrap();
+    assert!(conditions::is_true(&vm.status.unwrap().conditions, conditions::STORAGE_READY), "its claim is as wanted");
+    let console = namespace.kubectl(&["logs", "clone", "--container=vm-runner"]);
+    assert!(console.contains("guest: starts=2"), "the disk has what the guest of boxed wrote: {console}");
+    namespace.kubectl(&["delete", "vm", "boxed", "clone"]);
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".dev/guest/guest.img");
+    commands::a_vm_is_created_from_an_image(&namespace, "sent", &[file.to_str().unwrap()]).await;
+    namespace.kubectl(&["delete", "vm", "sent"]);
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
@@ -94,6 +94,13 @@ pub async fn start(components: &mut Components, plan: &Plan, node: &NodePlan) ->
     for class in storage_classes()? {
         classes.create(&PostParams::default(), &class).await.context("creating a StorageClass")?;
     }
+    // By this, programs know that the provisioner clones claims.
+    let driver = json!({ "metadata": { "name": PROVISIONER }, "spec": { "attachRequired": false } });
+    let driver: CSIDriver = serde_json::from_value(driver).context("a CSIDriver of our own")?;
+    Api::<CSIDriver>::all(client.clone())
+        .create(&PostParams::default(), &driver)
+        .await
+        .context("creating a CSIDriver")?;
     let nodes = Api::<Node>::all(client.clone());
     components.wait("kubelet", "the node to be Ready", async || is_ready(&nodes.get(NODE).await.ok()?)).await?;
     let accounts = Api::<ServiceAccount>::namespaced(client, "default");
@@ -242,6 +249,9 @@ state = "/run/containerd"
     write(&dir.join("kube-proxy.yaml"), proxy.to_string())
 }
 
+/// The provisioner of `tests/controlplane`.
+const PROVISIONER: &str = "local.vm-operator.test";
+
 /// `standard` binds a claim at once; `local-path` when its first Pod comes, like the provisioner of that name.
 fn storage_classes() -> Result<Vec<StorageClass>> {
     [("standard", "Immediate", "true"), ("local-path", "WaitForFirstConsumer", "false")]
@@ -252,7 +262,7 @@ fn storage_classes() -> Result<Vec<StorageClass>> {
                     "name": name,
                     "annotations": {"storageclass.kubernetes.io/is-default-class": default},
                 },
-                "provisioner": "vm-operator.test/local",
+                "provisioner": PROVISIONER,
                 "reclaimPolicy": "Delete",
                 "volumeBindingMode": mode,
             }))

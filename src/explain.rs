@@ -169,6 +169,11 @@ pub struct Explanation {
 }
 
 impl Facts {
+    /// Whether the VM is to be down and has no Pod, whatever else is wrong.
+    fn is_down(&self) -> bool {
+        !self.is_wanted_up() && self.pod == Some(None) && self.vm.metadata.deletion_timestamp.is_none()
+    }
+
     /// The VM's Pod, if it is known.
     pub(crate) fn pod(&self) -> Option<&Object> {
         self.pod.as_ref()?.as_ref()
@@ -273,7 +278,7 @@ pub fn explain(facts: &Facts) -> Explanation {
     let cause = first_cause(facts);
     let (head, rest) = match (&cause, facts.condition(READY)) {
         (Some(finding), _) => (wrong(facts), told(finding)),
-        (None, Some(ready)) if ready.status == "True" && facts.is_observed() => {
+        (None, Some(ready)) if (ready.status == "True" || facts.is_down()) && facts.is_observed() => {
             (as_wanted(facts), who_sets_state(facts))
         }
         (None, Some(ready)) if facts.is_observed() => (on_its_way(facts), format!(": {}", ready.message)),
@@ -293,7 +298,8 @@ pub fn explain(facts: &Facts) -> Explanation {
 
 /// The first stage that fails.
 fn first_cause(facts: &Facts) -> Option<Finding> {
-    let stages: [fn(&Facts) -> Option<Finding>; 7] = [
+    let stages: [fn(&Facts) -> Option<Finding>; 8] = [
+        before_pod::ending,
         before_pod::manager,
         before_pod::template,
         before_pod::server,
@@ -309,6 +315,9 @@ fn first_cause(facts: &Facts) -> Option<Finding> {
 fn reported(facts: &Facts) -> Option<Finding> {
     let (reason, ready) = facts.not_ready().filter(|(reason, _)| reason.effect() == Effect::Warning)?;
     let known = Cause::ALL.iter().copied().find(|cause| cause.as_str() == reason.as_str());
+    if facts.is_down() && known.is_some_and(|cause| cause.stage() == Stage::Template) {
+        return None;
+    }
     Some(of_condition(facts, known.unwrap_or(Cause::ApplyFailed), ready))
 }
 
@@ -357,6 +366,9 @@ fn wrong(facts: &Facts) -> &'static str {
 /// How a VM is that is as wanted.
 fn as_wanted(facts: &Facts) -> &'static str {
     let is_overridden = facts.overriding().is_some();
+    if facts.vm.metadata.deletion_timestamp.is_some() {
+        return "is being deleted";
+    }
     match facts.condition(READY).and_then(conditions::reason) {
         Some(Reason::GuestShutdown) => "is stopped, because its guest shut itself down, and guestShutdownStops is set",
         Some(Reason::StoppedAfterPanic) => "is stopped, because its guest panicked, and onPanic is stop",
@@ -372,6 +384,8 @@ fn as_wanted(facts: &Facts) -> &'static str {
 fn on_its_way(facts: &Facts) -> &'static str {
     if facts.vm.metadata.deletion_timestamp.is_some() {
         "is being deleted"
+    } else if facts.condition(READY).and_then(conditions::reason) == Some(Reason::Pausing) {
+        "is being paused"
     } else if facts.is_wanted_up() {
         "is starting"
     } else {
@@ -439,6 +453,9 @@ fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {
 
 /// What applies the VM. A VM that nothing applies has no such line.
 fn git_link(source: &git::Source, object: Option<&Value>) -> Link {
+    if object.is_some_and(Value::is_null) {
+        return Link { stage: Stage::Git, state: "waits", text: format!("{source}, which applied it, does not exist") };
+    }
     let (state, text) = match object.and_then(|object| source.obstacle(object)) {
         Some(obstacle) => ("waits", format!("{source} applies it, and {}", obstacle.what)),
         None => ("ok", format!("{source} applies it")),
@@ -491,6 +508,9 @@ fn also(facts: &Facts) -> Vec<String> {
     };
     add(RESTART_REQUIRED, "True", "");
     add(TEMPLATES_VALID, "True", "");
+    if facts.is_down() {
+        add(TEMPLATES_VALID, "False", "it could not be started: ");
+    }
     add(POWER_UNMANAGED, "True", "");
     add(conditions::STATE_OVERRIDDEN, "True", "");
     add(conditions::STATE_OVERRIDDEN, "False", "");

@@ -250,7 +250,8 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     let git = source.map(|source| {
         let plural = source.kind.resource().plural;
         let object = applied.and_then(|found| known_of(&plural, found, "get", Some(&source.namespace), &mut unread));
-        (source, object.flatten().and_then(|object| serde_json::to_value(object).ok()))
+        // What does not exist is null.
+        (source, object.and_then(|object| serde_json::to_value(object).ok()))
     });
 
     // The third round.

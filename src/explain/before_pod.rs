@@ -9,7 +9,10 @@ use k8s_openapi::{
         core::v1::{Event, LimitRange, LimitRangeItem},
         storage::v1::StorageClass,
     },
-    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Condition},
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{Condition, Time},
+    },
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
@@ -19,7 +22,7 @@ use super::{Cause, Facts, Finding, of_condition, owner_of, pod, time, volume};
 use crate::{
     api::{
         Reason,
-        conditions::{STORAGE_READY, TEMPLATES_VALID},
+        conditions::{READY, STORAGE_READY, TEMPLATES_VALID},
     },
     object::REPLACE_CLAIM_ANNOTATION,
     observed::Object,
@@ -31,6 +34,8 @@ const LEASE_AGE: SignedDuration = SignedDuration::from_secs(40);
 const LAST_TRY: SignedDuration = SignedDuration::from_mins(10);
 /// How long a manager has to take a new spec.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// The finalizers of Kubernetes' own garbage collector, which removes them when the objects of the VM are gone.
+const OF_COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
 /// The claim with CD images.
 const IMAGE_REPOSITORY: &str = "vmop-image-repository";
 /// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
@@ -48,9 +53,31 @@ pub(super) fn idle_manager(facts: &Facts) -> Option<String> {
     (!leases.iter().any(|lease| is_renewed(lease, facts.now))).then(|| "no manager renews its Lease".to_owned())
 }
 
+/// What keeps a VM that is deleted, or whose namespace is: nothing else matters then.
+pub(super) fn ending(facts: &Facts) -> Option<Finding> {
+    let vm = &facts.vm;
+    let blocking: Vec<&str> =
+        vm.finalizers().iter().map(String::as_str).filter(|finalizer| !OF_COLLECTOR.contains(finalizer)).collect();
+    if let Some(time) = vm.metadata.deletion_timestamp.as_ref().filter(|_| !blocking.is_empty()) {
+        let guest = if facts.is_up() { ", and its guest runs on" } else { "" };
+        let text = format!("the finalizers {} keep it{guest}", blocking.join(", "));
+        let todo = "let the programs to which these belong remove them";
+        return Some(Finding::new(Cause::DeletionBlocked, text, todo).at("metadata.finalizers").since(Some(time.0)));
+    }
+    let time = facts.namespace.as_ref()?.metadata.deletion_timestamp.as_ref()?;
+    let namespace = vm.namespace().unwrap_or_default();
+    facts.is_wanted_up().then(|| {
+        let text = format!("the namespace {namespace} is being deleted, so nothing can be created in it");
+        let todo =
+            format!("create the VM in another namespace, or see what keeps it: kubectl describe namespace {namespace}");
+        Finding::new(Cause::NamespaceTerminating, text, todo).since(Some(time.0))
+    })
+}
+
 /// The manager has taken the newest spec, and has nothing to do.
 pub(super) fn manager(facts: &Facts) -> Option<Finding> {
-    let lacks_pod = facts.is_wanted_up() && facts.pod == Some(None) && facts.not_ready().is_none();
+    // While no manager works, what it has said of a VM without a Pod may be of the past.
+    let lacks_pod = facts.is_wanted_up() && facts.pod == Some(None);
     if facts.is_observed() && !lacks_pod {
         return None;
     }
@@ -89,6 +116,16 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     }
     if let Some(lease) = working {
         let home = lease.namespace().unwrap_or_default();
+        if home == namespace {
+            let text = format!(
+                "the manager in this namespace works, and {untaken}: it lacks a right here, manages other namespaces, or is busy"
+            );
+            let todo = format!(
+                "see its log, which names a right that is missing: kubectl -n {home} logs deployment/vm-operator; the namespaces that it manages are in \
+                 its key namespace (ConfigMap vm-operator) or its option --namespace"
+            );
+            return Some(Finding::new(Cause::NotManaged, text, todo).since(changed));
+        }
         let text = format!(
             "the manager in the namespace {home} works, and {untaken}: it does not manage the namespace {namespace}, lacks rights there, or is busy"
         );
@@ -161,6 +198,16 @@ fn of_deployment(facts: &Facts, deployment: &Deployment, untaken: &str) -> Findi
         let todo = format!("kubectl -n {home} describe pods -l app.kubernetes.io/component=manager");
         return Finding::new(Cause::ManagerUnavailable, text, todo).since(since);
     }
+    let held = facts.leases.iter().flatten().filter(|lease| lease.namespace().as_ref() == Some(&home));
+    let held = held.filter_map(|lease| lease.spec.as_ref()?.holder_identity.as_deref().filter(|it| !it.is_empty()));
+    if let Some(holder) = held.into_iter().next() {
+        let text = format!("{holder} holds the Lease of {title} and does not renew it, so {untaken}");
+        let todo = format!(
+            "see whether that is a Pod that works: kubectl -n {home} logs deployment/{name}; if there is none of that name: kubectl -n {home} delete \
+             lease vm-operator"
+        );
+        return Finding::new(Cause::ManagerSilent, text, todo);
+    }
     let text = format!("the manager of {title} does not renew its Lease, so {untaken}");
     Finding::new(Cause::ManagerSilent, text, format!("kubectl -n {home} logs deployment/{name}"))
 }
@@ -185,27 +232,14 @@ pub(super) fn template(facts: &Facts) -> Option<Finding> {
     let found = valid.and_then(|it| Some((Reason::parse(&it.reason)?, it))).or_else(|| facts.not_ready());
     let (reason, condition) = found?;
     // A VM that is down as wanted stays so, whatever its templates are.
-    let matters = facts.is_wanted_up() || facts.not_ready().is_some();
+    let matters = facts.is_wanted_up() || (facts.not_ready().is_some() && facts.pod != Some(None));
     Some(of_condition(facts, cause(reason).filter(|_| matters)?, condition))
 }
 
 /// The API server accepts the objects.
 pub(super) fn server(facts: &Facts) -> Option<Finding> {
-    let ending = facts.namespace.as_ref().and_then(|namespace| namespace.metadata.deletion_timestamp.clone());
-    let namespace = facts.vm.namespace().unwrap_or_default();
-    if let Some(time) = ending.filter(|_| facts.is_wanted_up()) {
-        let text = format!("the namespace {namespace} is being deleted, so nothing can be created in it");
-        let todo =
-            format!("create the VM in another namespace, or see what keeps it: kubectl describe namespace {namespace}");
-        return Some(Finding::new(Cause::NamespaceTerminating, text, todo).since(Some(time.0)));
-    }
-    if let (Some(time), Some(None)) = (&facts.vm.metadata.deletion_timestamp, &facts.pod) {
-        let finalizers = facts.vm.finalizers();
-        return (!finalizers.is_empty()).then(|| {
-            let text = format!("the finalizers {} keep it", finalizers.join(", "));
-            let todo = "let the programs to which these belong remove them";
-            Finding::new(Cause::DeletionBlocked, text, todo).at("metadata.finalizers").since(Some(time.0))
-        });
+    if let Some(found) = refused_to_maker(facts) {
+        return Some(found);
     }
     let (reason, ready) = facts.not_ready()?;
     let cause = match reason {
@@ -217,6 +251,28 @@ pub(super) fn server(facts: &Facts) -> Option<Finding> {
         _ => return None,
     };
     Some(of_condition(facts, cause, ready))
+}
+
+/// A controller that templates put between the VM and its Pod, such as a StatefulSet, may not create the Pod: its event says why.
+fn refused_to_maker(facts: &Facts) -> Option<Finding> {
+    if facts.pod != Some(None) || !facts.is_wanted_up() {
+        return None;
+    }
+    let of_maker = |event: &&Event| {
+        let kind = event.involved_object.kind.as_deref().unwrap_or_default();
+        event.reason.as_deref() == Some("FailedCreate") && ["StatefulSet", "ReplicaSet", "Job"].contains(&kind)
+    };
+    let event = facts.events.iter().filter(of_maker).max_by_key(|event| time(event))?;
+    let begun = event.first_timestamp.as_ref().map(|it| it.0).or_else(|| time(event))?;
+    let of_event = Condition {
+        type_: READY.into(),
+        status: "False".into(),
+        reason: Reason::ApplyFailed.to_string(),
+        message: event.message.clone().unwrap_or_default(),
+        last_transition_time: Time(begun),
+        observed_generation: None,
+    };
+    Some(refusal(facts, &of_event))
 }
 
 /// Who refused a write. The API has no field for that: the answer of the API server names who it was, in words of its admission plugins.
@@ -267,7 +323,8 @@ fn refusal(facts: &Facts, ready: &Condition) -> Finding {
         };
         let found = facts.limits.iter().flatten().find(has).map(ResourceExt::name_any);
         let found_name = found.unwrap_or_else(|| "of the namespace".into());
-        let todo = format!("set spec.resources of the VM within it, or change it: kubectl {place} describe limitrange");
+        let what = if kind == "PersistentVolumeClaim" { "the disk's size" } else { "spec.resources of the VM" };
+        let todo = format!("set {what} within it, or change it: kubectl {place} describe limitrange");
         return finding(Cause::LimitExceeded, todo).at(format!("LimitRange {found_name}"));
     }
     // A LimitRange gives a container without limits its default one, which may be less than the container requests.
@@ -284,6 +341,21 @@ fn refusal(facts: &Facts, ready: &Condition) -> Finding {
                 "set limits in spec.resources of the VM, or change its default: kubectl {place} describe limitrange {found}"
             );
             return finding(Cause::LimitExceeded, todo).at(format!("LimitRange {found}"));
+        }
+    }
+    let name = facts.vm.name_any();
+    if ["field not declared in schema", " is invalid: "].iter().any(|words| message.contains(words)) {
+        let set = facts.vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+        let set = set.map(|set| format!(" of the set {set}")).unwrap_or_default();
+        let todo = format!(
+            "correct that field in the template{set}, or the value that it has it from: kubectl vm diff {name} {place}"
+        );
+        return finding(Cause::ApplyFailed, todo);
+    }
+    for kind in ["RuntimeClass", "PriorityClass", "service account"] {
+        if message.contains(kind) && message.contains("not found") || message.contains(&format!("no {kind} with name"))
+        {
+            return finding(Cause::ApplyFailed, format!("create that {kind}, or correct the template of the Pod"));
         }
     }
     of_condition(facts, Cause::ApplyFailed, ready)
@@ -338,6 +410,8 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
     if let Some(volume) = claim.spec_str("/volumeName").filter(|volume| !volume.is_empty()) {
         return not_the_volume(facts, claim, volume);
     }
+    let is_of_runner = name.ends_with("-runner-data");
+    let disk = if is_of_runner { "runnerDataPvc in the manager's configuration" } else { "the disk" };
     let field = format!("claim {name}: spec.storageClassName");
     let class_name = claim.spec_str("/storageClassName").filter(|class| !class.is_empty());
     let class = |wanted: &str| facts.classes.iter().flatten().find(|class| class.name_any() == wanted);
@@ -349,14 +423,14 @@ fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
                 format!("claim {name} wants the storage class {wanted}, which does not exist (there are: {known})");
             let (vm, uid) = (facts.vm.name_any(), &claim.uid);
             let todo = format!(
-                "create the class, or correct the disk and have the claim, which is empty, made again: kubectl {place} annotate --overwrite vm {vm} \
+                "create the class, or correct {disk} and have the claim, which is empty, made again: kubectl {place} annotate --overwrite vm {vm} \
                  {REPLACE_CLAIM_ANNOTATION}={uid} && kubectl {place} delete pvc {name}"
             );
             return Some(Finding::new(Cause::StorageClassMissing, text, todo).at(field).since(claim.created));
         }
         (None, Some(classes)) if claim.spec["storageClassName"].is_null() && !classes.iter().any(is_default) => {
             let text = format!("claim {name} names no storage class, and the cluster has no default one");
-            let todo = "make a class the default, or name one in the disk";
+            let todo = format!("make a class the default, or name one in {disk}");
             return Some(Finding::new(Cause::NoDefaultClass, text, todo).at(field).since(claim.created));
         }
         _ => {}

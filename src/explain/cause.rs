@@ -147,6 +147,7 @@ causes! {
     StartDelayed, Kubelet, "the containers are not created in time";
     PodNotEnded, Kubelet, "the Pod should have ended, and its node has not ended it";
     PodNotRemoved, Kubelet, "a finalizer keeps the Pod";
+    RunnerSilent, Qemu, "the Pod runs, and its runner reports nothing";
     OutOfMemory, Qemu, "the runner was killed because it used more memory than its limit";
     ContainerFailed, Qemu, "a container that a template adds failed";
     RunnerFailed, Qemu, "QEMU or the runner failed";

@@ -104,8 +104,12 @@ impl Source {
             .or_else(|| tracked().or_else(labelled).map(argo))
     }
 
-    /// Why changes in Git do not reach the VM. `None`: nothing keeps them.
+    /// Why changes in Git do not reach the VM. `None`: nothing keeps them. Null: there is no such object.
     pub fn obstacle(&self, object: &Value) -> Option<Obstacle> {
+        if object.is_null() {
+            let what_to_do = "create it again, or take the tool's labels and annotations from the VM".into();
+            return Some(Obstacle { what: "does not exist".into(), what_to_do });
+        }
         self.suspended(object).or_else(|| self.failed(object))
     }
 
@@ -223,6 +227,11 @@ mod tests {
                 Kind::HelmRelease,
                 json!({ "spec": { "suspend": true } }),
                 Some("is suspended (spec.suspend) -> flux resume helmrelease a -n n"),
+            ),
+            (
+                Kind::Kustomization,
+                Value::Null,
+                Some("does not exist -> create it again, or take the tool's labels and annotations from the VM"),
             ),
             (Kind::Kustomization, json!({ "spec": { "suspend": false } }), None),
             (

@@ -23,6 +23,9 @@ use crate::{
 /// How long a scheduler has to say something about a Pod.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
+/// How long a runner may take until its first report.
+const REPORTED: SignedDuration = SignedDuration::from_mins(1);
+
 /// The Pod has a node.
 pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
     let pod = facts.pod().filter(|pod| pod.node_name().is_none() && pod.deleting.is_none() && facts.is_wanted_up());
@@ -61,10 +64,28 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
         return Some(Finding::new(Cause::SchedulingGated, text, todo).at("Pod: spec.schedulingGates").since(since));
     }
     let found = facts.nodes.as_ref().and_then(|nodes| on_no_node(facts, pod, nodes));
-    let found = found.unwrap_or_else(|| {
-        Finding::new(Cause::Unschedulable, format!("no node takes Pod {name}: {message}"), describe)
-    });
+    let found = found.unwrap_or_else(|| unschedulable(name, message, describe));
     Some(found.since(since))
+}
+
+/// The scheduler's own words, without what it says of preemption and of resource claims.
+fn unschedulable(pod: &str, message: &str, describe: String) -> Finding {
+    let ends = [". no new claims to deallocate", ". preemption: ", ". not found"];
+    let end = ends.iter().filter_map(|end| message.find(end)).min().unwrap_or(message.len());
+    let short = message.get(..end).unwrap_or(message);
+    let hints = [
+        (
+            "free ports",
+            "another Pod of the node has that port: stop it, or take another port in the VM or its template",
+        ),
+        ("Insufficient", "free that on a node (stop a VM), make the VM smaller, or add a node: kubectl describe nodes"),
+        ("anti-affinity", "correct spec.affinity or the template, or move the other Pod, or add a node"),
+        ("affinity", "correct spec.affinity or the template, or give a node the labels that it wants"),
+        ("topology spread", "correct topologySpreadConstraints in the template, or label the nodes"),
+        ("available persistent volumes", "add a node in the topology of the storage class, or take another class"),
+    ];
+    let hint = hints.iter().find(|(words, _)| short.contains(words)).map(|(_, hint)| format!("{hint}; {describe}"));
+    Finding::new(Cause::Unschedulable, format!("no node takes Pod {pod}: {short}"), hint.unwrap_or(describe))
 }
 
 /// Why no node takes a Pod, if that shows in the nodes themselves. What the scheduler considers first is looked at first.
@@ -83,7 +104,13 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
         let text = format!("no node has the labels {wanted}");
         let todo =
             format!("correct nodeSelector, or label a node: kubectl label node NODE {}", wanted.replace(',', " "));
-        return Some(Finding::new(Cause::SelectorUnmatched, text, todo).by(who).at("spec.nodeSelector"));
+        let found = Finding::new(Cause::SelectorUnmatched, text, todo);
+        let of_vm = facts.vm.spec.node_selector.as_ref().is_some_and(|of_vm| !of_vm.is_empty());
+        return Some(if of_vm {
+            found.by(who).at("spec.nodeSelector")
+        } else {
+            found.at("Pod: spec.nodeSelector, of a template or a policy")
+        });
     }
     if left.iter().all(|node| is_cordoned(node)) {
         return Some(cordoned(&left));
@@ -292,7 +319,9 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
     let cause = |reason: &str| match reason {
         "FailedMount" => Some((Cause::MountFailed, "a volume can't be mounted")),
         "FailedAttachVolume" => Some((Cause::AttachFailed, "a volume can't be attached")),
-        "FailedCreatePodSandBox" => Some((Cause::SandboxFailed, "the Pod's network can't be made")),
+        "FailedCreatePodSandBox" => {
+            Some((Cause::SandboxFailed, "the Pod's sandbox (its network, or its RuntimeClass) can't be made"))
+        }
         _ => None,
     };
     let events = facts.events_of(&pod.uid);
@@ -301,7 +330,9 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
         |event: &&&Event| matches!(event.reason.as_deref(), Some("Pulling" | "Pulled" | "Created" | "Started"));
     let mut since_then = events.iter().take_while(|event| !has_healed(event));
     if let Some((event, (cause, what))) = since_then.find_map(|event| Some((event, cause(event.reason.as_deref()?)?))) {
-        let text = format!("node {node}: {what}: {}", event.message.as_deref().unwrap_or_default());
+        let message = event.message.as_deref().unwrap_or_default();
+        let lacking = lacking_key(pod, message).map(|words| format!(" ({words})")).unwrap_or_default();
+        let text = format!("node {node}: {what}: {message}{lacking}");
         return Some(
             Finding::new(cause, text, describe)
                 .since(event.first_timestamp.as_ref().map(|it| it.0).or_else(|| time(event))),
@@ -368,7 +399,11 @@ fn ended(pod: &Object, describe: &str) -> Option<Finding> {
     match pod.phase()? {
         "Failed" if reason == "Evicted" => {
             let text = format!("node {} has evicted Pod {name}: {message}", pod.node_name().unwrap_or("?"));
-            let todo = "the manager makes the Pod again; free what the node lacks, or request more in spec.resources";
+            let todo = if message.contains(" limit") {
+                "raise that limit in spec.resources or in the template; the manager makes the Pod again"
+            } else {
+                "the manager makes the Pod again; free what the node lacks, or request more in spec.resources"
+            };
             Some(Finding::new(Cause::Evicted, text, todo))
         }
         "Failed" => Some(Finding::new(Cause::PodFailed, format!("Pod {name} failed{told}"), describe)),
@@ -377,6 +412,24 @@ fn ended(pod: &Object, describe: &str) -> Option<Finding> {
         }
         _ => None,
     }
+}
+
+/// Which Secret or ConfigMap lacks a key that the Pod mounts: the kubelet's message names the key alone.
+fn lacking_key(pod: &Object, message: &str) -> Option<String> {
+    let (kind, key) = [("Secret", "non-existent secret key: "), ("ConfigMap", "non-existent config key: ")]
+        .into_iter()
+        .find_map(|(kind, words)| Some((kind, message.split_once(words)?.1.trim())))?;
+    let has_key =
+        |source: &Value| source["items"].as_array().is_some_and(|items| items.iter().any(|it| it["key"] == key));
+    let volumes = pod.spec["volumes"].as_array().into_iter().flatten();
+    let mut names = volumes.flat_map(|volume| {
+        let projected = volume["projected"]["sources"].as_array().into_iter().flatten();
+        let projected = projected.map(|source| if kind == "Secret" { &source["secret"] } else { &source["configMap"] });
+        let own = if kind == "Secret" { &volume["secret"] } else { &volume["configMap"] };
+        let all: Vec<&Value> = projected.chain([own]).filter(|source| has_key(source)).collect();
+        all.into_iter().filter_map(|source| source["name"].as_str().or_else(|| source["secretName"].as_str()))
+    });
+    names.next().map(|name| format!("{kind} {name} has no key {key}"))
 }
 
 fn is_being_created(status: &Value) -> bool {
@@ -392,10 +445,18 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
         (status["name"].as_str().unwrap_or_default(), status["image"].as_str().unwrap_or_default());
     let since = pod.condition("PodScheduled", "True").and_then(|it| instant(&it["lastTransitionTime"]));
     let message = waiting["message"].as_str().unwrap_or_default();
-    let who = || owner_of(facts.vm.managed_fields(), "/f:spec/f:image");
-    let field = if facts.vm.spec.image.is_some() { "spec.image" } else { "runnerImage of the configuration" };
+    let who = || facts.vm.spec.image.as_ref().and_then(|_| owner_of(facts.vm.managed_fields(), "/f:spec/f:image"));
     let field =
-        if container == pod.runner_container_name() { field.to_owned() } else { format!("container {container}") };
+        if facts.vm.spec.image.is_some() { "spec.image" } else { "runnerImage of the configuration, or a template" };
+    // The agent has the runner's image.
+    let image_of = |name: &str| {
+        let mut all =
+            ["containers", "initContainers"].into_iter().filter_map(|list| pod.spec[list].as_array()).flatten();
+        all.find(|it| it["name"] == name).and_then(|it| it["image"].as_str())
+    };
+    let is_runners = container == pod.runner_container_name()
+        || container == AGENT_NAME && image_of(container) == image_of(pod.runner_container_name());
+    let field = if is_runners { field.to_owned() } else { format!("container {container}") };
     let found = match reason {
         "InvalidImageName" => {
             Finding::new(Cause::InvalidImageName, format!("the image name {image} is invalid"), "correct the name")
@@ -487,14 +548,39 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
         let reason = facts.not_ready().map(|(reason, _)| reason);
         let found = pod.container_statuses().find_map(|status| Some((status, killed(pod, status, reason)?)));
         if let Some((status, ended)) = found {
-            return Some(out_of_memory(pod, status, ended));
+            return Some(out_of_memory(facts, pod, status, ended));
         }
     }
     let (reason, ready) = facts.not_ready()?;
     let name = facts.vm.name_any();
     let place = facts.on_command_line();
+    if let Some(found) =
+        facts.pod().filter(|_| reason == Reason::Starting && facts.is_wanted_up()).and_then(|pod| silent(facts, pod))
+    {
+        return Some(found);
+    }
     let cause = match reason {
-        Reason::RunnerFailed => Cause::RunnerFailed,
+        Reason::RunnerFailed => {
+            let found = of_condition(facts, Cause::RunnerFailed, ready);
+            let fields = [
+                ("CPU model", "spec.vm.cpuModel"),
+                ("phys-bits", "spec.vm.maximumRam"),
+                ("cannot set up guest memory", "spec.vm.maximumRam"),
+                ("bridge", "spec.vm.networks"),
+            ];
+            let field = fields.iter().find(|(words, _)| ready.message.contains(words)).map(|(_, field)| *field);
+            let todo = match field {
+                Some(field) => format!("correct {field}; all that QEMU says: kubectl vm logs {name} {place}"),
+                None if ready.message.contains(" lock") => {
+                    format!(
+                        "another process has the disk open: end it; all that QEMU says: kubectl vm logs {name} {place}"
+                    )
+                }
+                None => format!("mend what it names; all that it says: kubectl vm logs {name} {place}"),
+            };
+            let found = Finding { what_to_do: todo, ..found };
+            return Some(field.map_or_else(|| found.clone(), |field| found.clone().at(field)));
+        }
         Reason::ContainerFailed => {
             let found = of_condition(facts, Cause::ContainerFailed, ready);
             let Some(container) = facts.pod().and_then(|pod| failing(pod)) else { return Some(found) };
@@ -528,6 +614,23 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     Some(of_condition(facts, cause, ready))
 }
 
+/// A runner that has run for a while, and whose agent has reported nothing of it.
+fn silent(facts: &Facts, pod: &Object) -> Option<Finding> {
+    let runner = pod.container_statuses().find(|status| status["name"] == pod.runner_container_name())?;
+    let since = instant(&runner["state"]["running"]["startedAt"])?;
+    let status = facts.vm.status.as_ref();
+    let has_reported = status.is_some_and(|status| status.pod_uid.as_deref() == Some(pod.uid.as_str()));
+    let (name, place) = (&pod.key.name, facts.on_command_line());
+    (!has_reported && facts.now.duration_since(since) > REPORTED).then(|| {
+        let text = format!("Pod {name} runs, and its runner has reported nothing");
+        let todo = format!(
+            "see its agent, which says what it waits for, or which right its account lacks (the RoleBinding vm-runner-report): kubectl {place} logs \
+             {name} -c {AGENT_NAME}"
+        );
+        Finding::new(Cause::RunnerSilent, text, todo).since(Some(since))
+    })
+}
+
 /// The first container of a Pod that has ended with an error.
 fn failing(pod: &Object) -> Option<&str> {
     let ended = |status: &&Value| {
@@ -555,7 +658,7 @@ fn killed<'a>(pod: &Object, status: &'a Value, reason: Option<Reason>) -> Option
 }
 
 /// A container that was killed for its memory.
-fn out_of_memory(pod: &Object, status: &Value, ended: &Value) -> Finding {
+fn out_of_memory(facts: &Facts, pod: &Object, status: &Value, ended: &Value) -> Finding {
     let container = status["name"].as_str().unwrap_or_default();
     let mut all = ["containers", "initContainers"].into_iter().filter_map(|list| pod.spec[list].as_array()).flatten();
     let limit = all.find(|it| it["name"] == container);
@@ -564,7 +667,13 @@ fn out_of_memory(pod: &Object, status: &Value, ended: &Value) -> Finding {
     let text = format!(
         "container {container} was killed because it used more memory than its limit{limit}, or than the node has"
     );
-    let (field, todo) = if container == pod.runner_container_name() {
+    let of_vm = facts
+        .vm
+        .spec
+        .resources
+        .as_ref()
+        .is_some_and(|it| it.limits.as_ref().is_some_and(|it| it.contains_key("memory")));
+    let (field, todo) = if container == pod.runner_container_name() && of_vm {
         let todo = "raise the memory in spec.resources above currentRam (QEMU itself needs some), or remove the limit";
         ("spec.resources.limits.memory".to_owned(), todo)
     } else {

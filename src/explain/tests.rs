@@ -198,6 +198,21 @@ fn a_container_that_crashes_beside_a_guest_is_said_and_is_no_cause() {
     assert_eq!((found.cause, found.also), (None, vec![words.to_owned()]));
 }
 
+#[test]
+fn a_vm_that_is_down_as_wanted_has_no_cause_whatever_its_templates_are() {
+    let found = explained(|f| {
+        f["vm"]["spec"]["vm"]["state"] = json!("Stopped");
+        f["vm"]["status"]["ready"] = json!(false);
+        f["pod"] = Value::Null;
+        ready(f, "False", "TemplateError", "no template set is named \"desktop\"");
+        f["vm"]["status"]["conditions"].as_array_mut().unwrap().push(json!({ "type": "TemplatesValid", "status": "False",
+            "reason": "TemplateError", "message": "no template set is named \"desktop\"", "lastTransitionTime": EARLIER }));
+    });
+    assert_eq!(found.cause, None);
+    assert!(found.line.starts_with("apple is stopped, as its spec wants it"), "{}", found.line);
+    assert_eq!(found.also, ["it could not be started: no template set is named \"desktop\""]);
+}
+
 /// The newest spec is not taken.
 fn untaken(facts: &mut Value) {
     facts["vm"]["metadata"]["generation"] = json!(4);
@@ -232,7 +247,12 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     // Its Lease is not old yet.
     (Cause::ManagerUnavailable, |f| { f["vm"]["metadata"]["generation"] = json!(4); f["deployments"][0]["status"] = json!({});
         f["manager_pods"] = json!([{ "metadata": { "name": "m", "namespace": "system" }, "status": { "containerStatuses": [{ "name": "manager", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "Back-off" } } }] } }]); }, "(its container manager: ImagePullBackOff: Back-off)"),
-    (Cause::ManagerSilent, untaken, "does not renew its Lease"),
+    (Cause::ManagerSilent, untaken, "m holds the Lease of Deployment system/vm-operator and does not renew it"),
+    (Cause::ManagerSilent, |f| { untaken(f); f["leases"][0]["spec"]["holderIdentity"] = json!(""); }, "the manager of Deployment system/vm-operator does not renew its Lease"),
+    // What the manager has said may be of the past.
+    (Cause::ManagerStopped, |f| { ready(f, "False", "ApplyFailed", "exceeded quota: few"); f["pod"] = Value::Null;
+        f["leases"][0]["spec"]["renewTime"] = json!("2027-01-15T06:30:00.000000Z"); f["deployments"][0]["spec"]["replicas"] = json!(0); }, "wants no Pod, so nobody makes its Pod"),
+    (Cause::NotManaged, |f| { own_manager(f); f["leases"][1]["spec"]["renewTime"] = json!("2027-01-15T07:59:57.000000Z"); }, "the manager in this namespace works, and generation 4 of the spec is not taken: it lacks a right here"),
     (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4); }, "does not manage the namespace orchard"),
     (Cause::StatusRefused, |f| { f["vm"]["metadata"]["generation"] = json!(4);
         f["events"] = json!([event("apple-uid", "StatusRefused", "write the status: denied by policy", "2027-01-15T07:59:30Z")]); },
@@ -263,6 +283,12 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::WatchFailed, |f| ready(f, "False", "WatchFailed", "the manager may not watch x"), "may not watch x"),
     (Cause::SecretRefused, |f| ready(f, "False", "SecretRefused", "the Secret s has no label"), "the Secret s"),
     (Cause::MountMissing, |f| ready(f, "False", "MountMissing", "ConfigMap c does not exist"), "ConfigMap c"),
+    (Cause::DeletionBlocked, |f| { f["vm"]["metadata"]["deletionTimestamp"] = json!(EARLIER); f["vm"]["metadata"]["finalizers"] = json!(["foregroundDeletion", "x.org/keep"]);
+        f["vm"]["metadata"]["generation"] = json!(4); }, "apple is not deleted yet: the finalizers x.org/keep keep it, and its guest runs on"),
+    (Cause::QuotaExceeded, |f| { ready(f, "False", "Starting", "waiting for the Pod to start"); f["pod"] = Value::Null; f["vm"]["status"]["ready"] = json!(false);
+        let mut of_set = event("set-uid", "FailedCreate", "create Pod apple-0 in StatefulSet apple failed error: pods \"apple-0\" is forbidden: exceeded quota: few, requested: pods=1", EARLIER);
+        of_set["involvedObject"]["kind"] = json!("StatefulSet");
+        f["events"] = json!([of_set]); }, "(ResourceQuota few, since 2027-01-15T06:00:00Z)"),
     (Cause::DeletionBlocked, |f| { f["vm"]["metadata"]["deletionTimestamp"] = json!(EARLIER); f["vm"]["metadata"]["finalizers"] = json!(["x.org/keep"]); f["pod"] = Value::Null; }, "apple is not deleted yet: the finalizers x.org/keep keep it"),
     (Cause::ClaimMissing, |f| ready(f, "False", "ClaimMissing", "claim c is gone"), "claim c is gone"),
     (Cause::ClaimInUse, |f| ready(f, "False", "ClaimInUse", "Pod p mounts a claim"), "Pod p mounts a claim"),
@@ -290,7 +316,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::SchedulerMissing, |f| { pending(f, "x"); f["pod"]["status"] = json!({ "phase": "Pending" }); f["pod"]["spec"]["schedulerName"] = json!("nobody"); }, "nothing serves schedulerName nobody"),
     (Cause::SchedulingGated, |f| { pending(f, "x"); f["pod"]["status"]["conditions"][0]["reason"] = json!("SchedulingGated"); f["pod"]["spec"]["schedulingGates"] = json!([{ "name": "x.org/wait" }]); }, "the scheduling gates x.org/wait hold Pod apple"),
     (Cause::NoNodes, |f| { pending(f, "x"); f["nodes"] = json!([]); }, "the cluster has no node"),
-    (Cause::SelectorUnmatched, |f| { pending(f, "x"); f["pod"]["spec"]["nodeSelector"] = json!({ "disk": "ssd" }); }, "no node has the labels disk=ssd (set by kubectl-edit, spec.nodeSelector"),
+    (Cause::SelectorUnmatched, |f| { pending(f, "x"); f["pod"]["spec"]["nodeSelector"] = json!({ "disk": "ssd" }); }, "no node has the labels disk=ssd (Pod: spec.nodeSelector, of a template or a policy"),
+    (Cause::SelectorUnmatched, |f| { pending(f, "x"); f["vm"]["spec"]["nodeSelector"] = json!({ "disk": "ssd" }); f["pod"]["spec"]["nodeSelector"] = json!({ "disk": "ssd" }); }, "no node has the labels disk=ssd (set by kubectl-edit, spec.nodeSelector"),
     (Cause::Cordoned, |f| { pending(f, "x"); f["nodes"][0]["spec"]["unschedulable"] = json!(true); }, "-> kubectl uncordon node-1"),
     (Cause::Tainted, |f| { pending(f, "0/1 nodes are available: 1 node(s) had untolerated taint(s)"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "value": "red", "effect": "NoSchedule" }]); }, "node node-1 has the taint team=red:NoSchedule"),
     (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); }, "no node offers vmoperator.jdrupes.org/kvm"),
@@ -322,6 +349,9 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "secret \"s\" not found"), "secret \"s\" not found (container vm-runner, since 2027-01-15T06:00:00Z) -> create what is missing"),
     (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "-> correct it in the template of the Pod"),
     (Cause::ContainerWaiting, |f| waiting(f, "CreateContainerError", "x"), "CreateContainerError: x"),
+    (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", "");
+        f["pod"]["spec"]["volumes"] = json!([{ "name": "config", "projected": { "sources": [{ "configMap": { "name": "apple" } }, { "secret": { "name": "own", "items": [{ "key": "user-data", "path": "u" }] } }] } }]);
+        f["events"] = json!([event("pod-uid", "FailedMount", "references non-existent secret key: user-data", EARLIER)]); }, "non-existent secret key: user-data (Secret own has no key user-data)"),
     (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "MountVolume.SetUp failed", EARLIER)]); }, "MountVolume.SetUp failed"),
     (Cause::AttachFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedAttachVolume", "Multi-Attach error", EARLIER)]); }, "Multi-Attach error"),
     (Cause::SandboxFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedCreatePodSandBox", "no CNI", EARLIER)]); }, "no CNI"),
@@ -335,12 +365,16 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0] = json!({ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": killed() }); }, "more memory than its limit"),
     (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["state"] = killed(); }, "container vm-runner was killed"),
     // It runs again, and fails again and again.
-    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed(); }, "(spec.resources.limits.memory, since 2027-01-15T06:00:00Z)"),
+    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed();
+        f["vm"]["spec"]["resources"] = json!({ "limits": { "memory": "1Gi" } }); }, "(spec.resources.limits.memory, since 2027-01-15T06:00:00Z)"),
     (Cause::OutOfMemory, |f| { ready(f, "False", "Starting", "waiting");
         f["pod"]["spec"]["initContainers"] = json!([{ "name": "agent", "resources": { "limits": { "memory": "64Mi" } } }]);
         f["pod"]["status"]["initContainerStatuses"] = json!([{ "name": "agent", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": killed() }]); },
         "container agent was killed because it used more memory than its limit of 64Mi, or than the node has (Pod: resources of the container agent, "),
     (Cause::RunnerFailed, |f| ready(f, "False", "RunnerFailed", "qemu: no such device"), "qemu: no such device"),
+    (Cause::RunnerFailed, |f| ready(f, "False", "RunnerFailed", "unable to find CPU model 'x'"), "(spec.vm.cpuModel, since 2027-01-15T06:00:00Z) -> correct spec.vm.cpuModel"),
+    (Cause::RunnerSilent, |f| { ready(f, "False", "Starting", "waiting for the runner"); f["vm"]["status"]["ready"] = json!(false);
+        f["pod"]["status"]["containerStatuses"][0]["state"] = json!({ "running": { "startedAt": "2027-01-15T07:58:00Z" } }); }, "Pod apple runs, and its runner has reported nothing (since 2027-01-15T07:58:00Z) -> see its agent"),
     (Cause::ContainerFailed, |f| ready(f, "False", "ContainerFailed", "sidecar ended with exit code 1"), "sidecar ended"),
     (Cause::ContainerFailed, |f| { ready(f, "False", "ContainerFailed", "import ended with exit code 22");
         f["pod"]["status"]["initContainerStatuses"] = json!([{ "name": "first", "state": { "terminated": { "exitCode": 0 } } },
@@ -639,7 +673,7 @@ fn the_page_shows_what_there_is() {
     value["pod"]["status"]["initContainerStatuses"] =
         json!([{ "name": "agent", "image": "runner:1", "state": { "waiting": { "reason": "ImagePullBackOff" } } }]);
     insta::assert_snapshot!(page::Page::of(&facts(&value)).to_string(), @"
-    apple runs, but not as its spec wants it: node node-1 can't get the image runner:1:  (set by kubectl-edit, container agent, since 2027-01-15T06:00:00Z) -> correct the image, or let the node pull it (registry, pull secret, tag)
+    apple runs, but not as its spec wants it: node node-1 can't get the image runner:1:  (runnerImage of the configuration, or a template, since 2027-01-15T06:00:00Z) -> correct the image, or let the node pull it (registry, pull secret, tag)
 
     Wanted      Running, 2 CPUs, 1Gi of 4Gi of memory
     Is          Running on node node-1 with kvm, 2 CPUs, 1Gi of memory

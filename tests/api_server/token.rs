@@ -279,6 +279,7 @@ async fn a_runner_can_not_write_what_the_manager_and_others_write() {
         json!({ "podUid": pod.uid() }),
         json!({ "osinfo": { "id": "alpine" } }),
         change("config.yaml/vm.maximumCpus"),
+        change("cloud-init"),
     ];
     accepted.extend(mine.map(with));
     for status in accepted {

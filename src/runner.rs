@@ -73,7 +73,8 @@
 //! | `relay` | `rfb` `runtime_dir` `viewers` | the TLS port through which people reach the consoles |
 //! | `hand_over` | | copies the disk out of a container disk's image |
 //! | `from_file` | | the command line for a VM from a file |
-//! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `stall` | `monitor` `qmp` | finds a QEMU that stands still for ever |
+//! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `stall` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `pod_network` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
 //! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
@@ -117,6 +118,7 @@ pub mod report;
 pub mod rfb;
 pub mod runtime_dir;
 pub mod session;
+pub mod stall;
 pub mod state;
 pub mod stats;
 pub mod status_writer;

@@ -26,6 +26,7 @@ use super::{
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Event, Qmp},
     runtime_dir::RuntimeDir,
+    stall::Stall,
     state::{EndReason, Helper},
 };
 use crate::{
@@ -143,6 +144,7 @@ impl Qemu {
         mut changed: impl FnMut(Helper, bool),
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(spec.on_panic, Instant::now());
+        let mut stall = Stall::new(self.pid());
         let status = loop {
             let wake_at = lifecycle.wake_at();
             let input = tokio::select! {
@@ -161,6 +163,13 @@ impl Qemu {
                     News::Event(event) => Input::Qemu(event),
                     News::Back(guest) => Input::Found(guest),
                 },
+                () = stall.due() => {
+                    if stall.look(&mut monitor).await {
+                        error!("QEMU stands still: its threads wait for each other. It is killed, and the guest starts again");
+                        self.child.start_kill().map_err(|source| self.error(source))?;
+                    }
+                    continue;
+                }
                 Some((helper, error)) = helpers.ended() => {
                     if is_missed(&error, &mut monitor).await {
                         changed(helper, false);

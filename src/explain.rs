@@ -82,7 +82,7 @@ pub struct Facts {
     pub namespace: Option<Namespace>,
     /// The Deployments of managers.
     pub deployments: Option<Vec<Deployment>>,
-    /// The Pods of managers, if the VM is not as its spec wants it.
+    /// The Pods of managers whose Deployment has none that is ready, as far as they may be read.
     pub manager_pods: Vec<Pod>,
     /// The Leases of managers.
     pub leases: Option<Vec<Lease>>,
@@ -453,9 +453,6 @@ fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {
 
 /// What applies the VM. A VM that nothing applies has no such line.
 fn git_link(source: &git::Source, object: Option<&Value>) -> Link {
-    if object.is_some_and(Value::is_null) {
-        return Link { stage: Stage::Git, state: "waits", text: format!("{source}, which applied it, does not exist") };
-    }
     let (state, text) = match object.and_then(|object| source.obstacle(object)) {
         Some(obstacle) => ("waits", format!("{source} applies it, and {}", obstacle.what)),
         None => ("ok", format!("{source} applies it")),

@@ -426,7 +426,9 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             let source = programs::become_program(parent, &program, &arguments);
             Err(Error::Exec { program, source })
         }
-        RunnerCommand::HandOver(arguments) => print(&format!("{}\n", hand_over::hand_over(&arguments)?)),
+        RunnerCommand::HandOver(arguments) => {
+            print(&format!("{}\n", hand_over::hand_over(&arguments, termination()?).await?))
+        }
         RunnerCommand::Version => print(concat!("vm-runner ", env!("CARGO_PKG_VERSION"), "\n")),
         RunnerCommand::Validate(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;

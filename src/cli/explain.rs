@@ -35,7 +35,7 @@ use super::{
     cluster::ClusterOptions,
     format::DataFormat,
     output::{Exit, Failure, Output},
-    vms::{self, FoundVm, name_of, refused, title},
+    vms::{self, FoundVm, checked_name, refused, title},
 };
 use crate::{
     api::VirtualMachine,
@@ -76,7 +76,7 @@ pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result
 impl Options {
     async fn facts(&self) -> Result<Facts, Failure> {
         let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        gather(&cluster.client, &cluster.namespace, name_of(&self.name)).await
+        gather(&cluster.client, &cluster.namespace, checked_name(&self.name)?).await
     }
 }
 
@@ -226,7 +226,10 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     );
     let vm = match vm {
         Ok(object) => FoundVm::new(object)?.vm,
-        Err(error) => return Err(Failure::new(refused(client, &title(name), &["get"], Some(namespace), &error).await)),
+        Err(error) => {
+            let line = refused(client, &title(name), &["get"], Some(namespace), &error).await;
+            return Err(vms::failure(line, &error));
+        }
     };
     let here = Some(namespace);
     let pod = known::<_, Pod>(pod, "get", here, &mut unread);
@@ -245,13 +248,13 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         applied(client, source.as_ref()),
         pods_of(client, deployments.iter().flatten()),
     );
-    let manager_pods = manager_pods.and_then(|pods| known::<_, Pod>(pods, "list", None, &mut unread));
+    // They only say more of what the Deployment says.
+    let manager_pods = manager_pods.and_then(Result::ok);
     let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
     let git = source.map(|source| {
         let plural = source.kind.resource().plural;
         let object = applied.and_then(|found| known_of(&plural, found, "get", Some(&source.namespace), &mut unread));
-        // What does not exist is null.
-        (source, object.and_then(|object| serde_json::to_value(object).ok()))
+        (source, object.flatten().and_then(|object| serde_json::to_value(object).ok()))
     });
 
     // The third round.

@@ -36,6 +36,8 @@ const LAST_TRY: SignedDuration = SignedDuration::from_mins(10);
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// The finalizers of Kubernetes' own garbage collector, which removes them when the objects of the VM are gone.
 const OF_COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
+/// How old the last try of a controller that makes Pods may be.
+const MAKERS_PAUSE: SignedDuration = SignedDuration::from_mins(20);
 /// The claim with CD images.
 const IMAGE_REPOSITORY: &str = "vmop-image-repository";
 /// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
@@ -58,7 +60,10 @@ pub(super) fn ending(facts: &Facts) -> Option<Finding> {
     let vm = &facts.vm;
     let blocking: Vec<&str> =
         vm.finalizers().iter().map(String::as_str).filter(|finalizer| !OF_COLLECTOR.contains(finalizer)).collect();
-    if let Some(time) = vm.metadata.deletion_timestamp.as_ref().filter(|_| !blocking.is_empty()) {
+    // Whoever has a finalizer needs a moment.
+    let since = vm.metadata.deletion_timestamp.as_ref();
+    let since = since.filter(|since| facts.now.duration_since(since.0) > PATIENCE);
+    if let Some(time) = since.filter(|_| !blocking.is_empty()) {
         let guest = if facts.is_up() { ", and its guest runs on" } else { "" };
         let text = format!("the finalizers {} keep it{guest}", blocking.join(", "));
         let todo = "let the programs to which these belong remove them";
@@ -98,7 +103,8 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     let own_deployment = facts.deployments.iter().flatten().find(|deployment| of_own(deployment.namespace()));
     let has_own = own_lease.is_some() || own_deployment.is_some();
     let working = renewed.find(|lease| !has_own || of_own(lease.namespace()));
-    if facts.is_observed() && (working.is_some() || facts.leases.is_none()) {
+    let any_works = || facts.leases.iter().flatten().any(|lease| is_renewed(lease, facts.now));
+    if facts.is_observed() && (facts.leases.is_none() || any_works()) {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
     }
@@ -263,6 +269,8 @@ fn refused_to_maker(facts: &Facts) -> Option<Finding> {
         event.reason.as_deref() == Some("FailedCreate") && ["StatefulSet", "ReplicaSet", "Job"].contains(&kind)
     };
     let event = facts.events.iter().filter(of_maker).max_by_key(|event| time(event))?;
+    // One that is older has healed: a StatefulSet tries again after 1,000 s at most.
+    time(event).filter(|last| facts.now.duration_since(*last) < MAKERS_PAUSE)?;
     let begun = event.first_timestamp.as_ref().map(|it| it.0).or_else(|| time(event))?;
     let of_event = Condition {
         type_: READY.into(),

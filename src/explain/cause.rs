@@ -180,3 +180,14 @@ impl Serialize for Cause {
         serializer.serialize_str(self.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Cause;
+
+    #[test]
+    fn the_page_has_all_causes() {
+        let page = include_str!("../../docs/commands.md");
+        assert!(page.contains(&Cause::markdown()), "docs/commands.md lacks the table\n{}", Cause::markdown());
+    }
+}

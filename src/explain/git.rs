@@ -104,12 +104,8 @@ impl Source {
             .or_else(|| tracked().or_else(labelled).map(argo))
     }
 
-    /// Why changes in Git do not reach the VM. `None`: nothing keeps them. Null: there is no such object.
+    /// Why changes in Git do not reach the VM. `None`: nothing keeps them.
     pub fn obstacle(&self, object: &Value) -> Option<Obstacle> {
-        if object.is_null() {
-            let what_to_do = "create it again, or take the tool's labels and annotations from the VM".into();
-            return Some(Obstacle { what: "does not exist".into(), what_to_do });
-        }
         self.suspended(object).or_else(|| self.failed(object))
     }
 
@@ -227,11 +223,6 @@ mod tests {
                 Kind::HelmRelease,
                 json!({ "spec": { "suspend": true } }),
                 Some("is suspended (spec.suspend) -> flux resume helmrelease a -n n"),
-            ),
-            (
-                Kind::Kustomization,
-                Value::Null,
-                Some("does not exist -> create it again, or take the tool's labels and annotations from the VM"),
             ),
             (Kind::Kustomization, json!({ "spec": { "suspend": false } }), None),
             (

@@ -38,7 +38,7 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
     let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
     let Some(condition) = pod.condition("PodScheduled", "False") else {
         if let Some(found) = volume::awaited(facts, pod) {
-            return Some(found);
+            return found;
         }
         // What keeps the scheduler from looking at it: only the event of another controller says so.
         let said = facts.events_of(&pod.uid).into_iter().find(|event| event.type_.as_deref() == Some("Warning"));
@@ -350,16 +350,22 @@ fn ended_by_kubelet(facts: &Facts, pod: &Object, node: &str) -> Option<Finding> 
     }
     facts.events_of(&pod.uid).into_iter().find_map(|event| {
         let message = event.message.as_deref().unwrap_or_default();
+        let path = event.involved_object.field_path.as_deref()?;
         let (what, why) = match event.reason.as_deref()? {
             "FailedPostStartHook" => ("hook postStart", message),
-            "Unhealthy" => {
+            // A probe may fail some times before that.
+            "Killing" => {
                 let kinds =
                     [("liveness probe", "Liveness probe failed: "), ("startup probe", "Startup probe failed: ")];
-                kinds.into_iter().find_map(|(what, words)| Some((what, message.strip_prefix(words)?)))?
+                let (what, words) = kinds.into_iter().find(|(what, _)| message.contains(&format!("failed {what}")))?;
+                let said = facts.events_of(&pod.uid).into_iter().find_map(|other| {
+                    let is_of_it = other.involved_object.field_path.as_deref() == Some(path);
+                    other.message.as_deref()?.strip_prefix(words).filter(|_| is_of_it)
+                });
+                (what, said.unwrap_or_default())
             }
             _ => return None,
         };
-        let path = event.involved_object.field_path.as_deref()?;
         let container = path.split_once('{')?.1.trim_end_matches('}');
         let status = pod.container_statuses().find(|status| status["name"] == container)?;
         let run = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
@@ -566,7 +572,7 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
                 ("CPU model", "spec.vm.cpuModel"),
                 ("phys-bits", "spec.vm.maximumRam"),
                 ("cannot set up guest memory", "spec.vm.maximumRam"),
-                ("bridge", "spec.vm.networks"),
+                ("bridge helper", "spec.vm.networks"),
             ];
             let field = fields.iter().find(|(words, _)| ready.message.contains(words)).map(|(_, field)| *field);
             let todo = match field {
@@ -616,6 +622,10 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
 
 /// A runner that has run for a while, and whose agent has reported nothing of it.
 fn silent(facts: &Facts, pod: &Object) -> Option<Finding> {
+    // The runner of the VM-Operator in Java does not say which Pod it is in.
+    if pod.has_legacy_runner() {
+        return None;
+    }
     let runner = pod.container_statuses().find(|status| status["name"] == pod.runner_container_name())?;
     let since = instant(&runner["state"]["running"]["startedAt"])?;
     let status = facts.vm.status.as_ref();

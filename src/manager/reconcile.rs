@@ -450,7 +450,10 @@ impl Reconciler {
             }
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
             Err(error) => {
-                if let kube::Error::Api(answer) = &error {
+                // What is said by a server that is busy or ends is no refusal.
+                if let kube::Error::Api(answer) = &error
+                    && !matches!(answer.code, 429 | 502..=504)
+                {
                     self.record(vm, vec![events::status_refused(&answer.message)]);
                 }
                 Err(ReconcileError::Status(error))

@@ -13,6 +13,13 @@ use std::{
 };
 
 use clap::Args;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
+
+/// How much is copied between two looks for SIGTERM, in bytes.
+const PART: u64 = 64 << 20;
 
 /// What is copied where.
 #[derive(Args, Clone, Debug)]
@@ -42,6 +49,9 @@ pub enum Error {
         /// The files' names.
         names: String,
     },
+    /// The Pod is to end.
+    #[error("terminated before the disk was copied")]
+    Terminated,
     /// A file can't be read or written.
     #[error("cannot copy {} to {}", from.display(), to.display())]
     Copy {
@@ -58,16 +68,32 @@ pub enum Error {
 ///
 /// # Errors
 /// If the image has no such file, or it can't be copied.
-pub fn hand_over(arguments: &HandOverArguments) -> Result<String, Error> {
+pub async fn hand_over(arguments: &HandOverArguments, term: watch::Receiver<bool>) -> Result<String, Error> {
     let HandOverArguments { wanted, to, from } = arguments;
     if wanted.as_ref().is_some_and(|file| !file.exists()) {
         return Ok("nothing to do: the disk is filled".into());
     }
     let from = find(from)?;
-    match fs::File::open(&from).and_then(|mut disk| io::copy(&mut disk, &mut fs::File::create(to)?)) {
-        Ok(bytes) => Ok(format!("{}: {bytes} bytes", from.display())),
+    match copy(&from, to, &term).await {
+        Ok(Some(bytes)) => Ok(format!("{}: {bytes} bytes", from.display())),
+        Ok(None) => Err(Error::Terminated),
         Err(source) => Err(Error::Copy { from, to: to.clone(), source }),
     }
+}
+
+/// Copies a file, and returns its size; `None`: SIGTERM has come before.
+async fn copy(from: &Path, to: &Path, term: &watch::Receiver<bool>) -> io::Result<Option<u64>> {
+    let (mut disk, mut copy) = (tokio::fs::File::open(from).await?, tokio::fs::File::create(to).await?);
+    let mut bytes = 0;
+    while !*term.borrow() {
+        let part = tokio::io::copy(&mut (&mut disk).take(PART), &mut copy).await?;
+        bytes += part;
+        if part == 0 {
+            copy.flush().await?;
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
 }
 
 /// The disk's file: the first of the paths that is a file, or that is a folder with one. Hidden files are those of tools.
@@ -99,38 +125,42 @@ fn find(paths: &[PathBuf]) -> Result<PathBuf, Error> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_one_file_of_an_image_is_handed_over() {
+    #[tokio::test]
+    async fn the_one_file_of_an_image_is_handed_over() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         fs::create_dir(path("disk")).unwrap();
-        let run = |from: &[&str], wanted: Option<&str>| {
+        let (end, term) = watch::channel(false);
+        let run = async |from: &[&str], wanted: Option<&str>| {
             let arguments = HandOverArguments {
                 wanted: wanted.map(path),
                 to: path("copy"),
                 from: from.iter().map(|name| path(name)).collect(),
             };
-            let result = hand_over(&arguments).map_err(|error| error.to_string());
+            let result = hand_over(&arguments, term.clone()).await.map_err(|error| error.to_string());
             let words = result.unwrap_or_else(|error| error).replace(&format!("{}/", root.path().display()), "");
             (words, fs::read_to_string(path("copy")).ok())
         };
         let none = "the image has no file in disk or other: a container disk has one in /disk";
-        assert_eq!(run(&["disk", "other"], None), (none.into(), None));
+        assert_eq!(run(&["disk", "other"], None).await, (none.into(), None));
         fs::write(path("disk/.hidden"), "of a tool").unwrap();
         fs::write(path("disk/b.img"), "content").unwrap();
-        assert_eq!(run(&["disk"], Some("wanted")), ("nothing to do: the disk is filled".into(), None));
+        assert_eq!(run(&["disk"], Some("wanted")).await, ("nothing to do: the disk is filled".into(), None));
         fs::write(path("wanted"), "").unwrap();
         let copied = ("disk/b.img: 7 bytes".into(), Some("content".into()));
-        assert_eq!(run(&["other", "disk"], Some("wanted")), copied);
+        assert_eq!(run(&["other", "disk"], Some("wanted")).await, copied);
         fs::write(path("disk/a.img"), "longer content").unwrap();
         let several =
             "the image has several files in disk: a.img, b.img; name one of them with templateValues.import.path";
-        assert_eq!(run(&["disk"], None).0, several);
-        assert_eq!(run(&["disk/a.img"], None), ("disk/a.img: 14 bytes".into(), Some("longer content".into())));
+        assert_eq!(run(&["disk"], None).await.0, several);
+        assert_eq!(run(&["disk/a.img"], None).await, ("disk/a.img: 14 bytes".into(), Some("longer content".into())));
         // What a former attempt has left is no part of it.
-        assert_eq!(run(&["disk/b.img"], None), copied);
+        assert_eq!(run(&["disk/b.img"], None).await, copied);
         fs::remove_file(path("copy")).unwrap();
         fs::create_dir(path("copy")).unwrap();
-        assert_eq!(run(&["disk/b.img"], None).0, "cannot copy disk/b.img to copy");
+        assert_eq!(run(&["disk/b.img"], None).await.0, "cannot copy disk/b.img to copy");
+        fs::remove_dir(path("copy")).unwrap();
+        end.send(true).unwrap();
+        assert_eq!(run(&["disk/b.img"], None).await.0, "terminated before the disk was copied");
     }
 }

@@ -113,6 +113,11 @@ impl Lifecycle {
         self.is_stopping
     }
 
+    /// Whether QEMU is about to end: the runner has received SIGTERM, or QEMU has said that it shuts down.
+    pub fn is_ending(&self) -> bool {
+        self.is_stopping || self.shutdown.is_some()
+    }
+
     /// Takes note of the time that the guest has to power down, counted from SIGTERM. It may have changed since then.
     pub fn set_timeout(&mut self, timeout: Duration) {
         if let Stage::PoweringDown { since, until, .. } = &mut self.stage {

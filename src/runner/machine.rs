@@ -291,7 +291,8 @@ impl StartedVm {
         self.state.write(&options.runtime)?;
         let longest = self.state.started_with.as_ref().and_then(|started| started.longest_powerdown);
         let on_panic = self.state.started_with.as_ref().and_then(|started| started.vm.on_panic);
-        let spec = GuestSpec { on_panic, powerdown_timeout: || powerdown_timeout(options, longest) };
+        let is_emulated = self.state.accelerator == "tcg";
+        let spec = GuestSpec { on_panic, is_emulated, powerdown_timeout: || powerdown_timeout(options, longest) };
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
         let changed = |helper, works: bool| {

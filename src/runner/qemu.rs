@@ -67,6 +67,8 @@ pub enum Connection {
 pub struct GuestSpec<F> {
     /// What to do if the guest panics.
     pub on_panic: Option<OnPanic>,
+    /// Whether QEMU runs the guest without KVM.
+    pub is_emulated: bool,
     /// Returns the time that the guest has to power down; `None` if it cannot be read now. It is asked for at SIGTERM, and again as long as the
     /// guest powers down.
     pub powerdown_timeout: F,
@@ -163,7 +165,7 @@ impl Qemu {
                     News::Event(event) => Input::Qemu(event),
                     News::Back(guest) => Input::Found(guest),
                 },
-                () = stall.due() => {
+                () = stall.due(), if spec.is_emulated && !lifecycle.is_ending() => {
                     if stall.look(&mut monitor).await {
                         error!("QEMU stands still: its threads wait for each other. It is killed, and the guest starts again");
                         self.child.start_kill().map_err(|source| self.error(source))?;

@@ -21,11 +21,17 @@ async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
     namespace.kubectl(&["delete", "vm", "demo"]);
     gone(&pods, "demo").await;
 
-    // What `helm test` runs: it boots a VM, of which nothing is left.
+    // What `helm test` runs, in a Pod of this name: it boots a VM, of which nothing is left.
+    namespace.kubectl(&[
+        "run",
+        "vm-operator-test",
+        "--image=localhost/vm-demo-guest:0.1.0",
+        "--image-pull-policy=IfNotPresent",
+    ]);
     let options = check::Options { namespace: namespace.name().to_owned(), vms: None, boot: Some(LIMIT.as_secs()) };
     let checked = check::check(&options, cluster.config().await).await.unwrap().to_string();
     assert!(checked.contains("a VM runs there"), "{checked}");
     let left = || namespace.kubectl(&["get", "vms,pods,persistentvolumeclaims", "--output=name"]);
-    let is_gone = async || (!left().contains("/vm-operator-test")).then_some(());
+    let is_gone = async || (!left().contains("/vm-operator-test-vm")).then_some(());
     eventually("the claim to be gone, too", LIMIT, is_gone).await;
 }

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::{
     api::{
         core::v1::PersistentVolumeClaim,
-        storage::v1::{CSIDriver, StorageClass},
+        storage::v1::{CSIDriver, CSINode, StorageClass},
     },
     apimachinery::pkg::api::resource::Quantity as Amount,
 };
-use kube::{Api, Client, api::ApiResource};
+use kube::{
+    Api, Client,
+    api::{ApiResource, ListParams},
+};
 
 use super::Options;
 use crate::{
@@ -72,11 +75,16 @@ async fn can_clone(client: &Client, class: &str) -> Result<(), Failure> {
     if provisioner.starts_with("kubernetes.io/") {
         return Ok(());
     }
-    match Api::<CSIDriver>::all(client.clone()).get_opt(&provisioner).await {
-        Ok(None) => Err(Failure::new(format!(
+    // A driver need not have such an object; then nodes list it.
+    let nodes = async {
+        let nodes = Api::<CSINode>::all(client.clone()).list(&ListParams::default()).await?;
+        Ok::<_, kube::Error>(nodes.into_iter().any(|node| node.spec.drivers.iter().any(|it| it.name == provisioner)))
+    };
+    match (Api::<CSIDriver>::all(client.clone()).get_opt(&provisioner).await, nodes.await) {
+        (Ok(None), Ok(false)) => Err(Failure::new(format!(
             "the storage class {class} can't clone: its provisioner {provisioner} is no CSI driver (kubectl get csidrivers), and would make an empty \
              disk; take --image ./FILE or https://..., or fill an empty disk by a Pod that mounts both claims"
         ))),
-        Ok(Some(_)) | Err(_) => Ok(()),
+        _ => Ok(()),
     }
 }

@@ -8,6 +8,8 @@ mod agent;
 mod commands;
 #[path = "node/devices.rs"]
 mod devices;
+#[path = "node/explain.rs"]
+mod explain;
 #[path = "node/mended.rs"]
 mod mended;
 #[path = "node/recipes.rs"]

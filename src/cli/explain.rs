@@ -261,7 +261,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     let unbound = claims
         .iter()
         .flatten()
-        .filter(|claim| !claim.is_bound())
+        .filter(|claim| claim.phase() != Some("Bound"))
         .map(|claim| about(&claim.key.name))
         .collect::<Vec<_>>();
     let of_claims = join_all(unbound.iter().map(|parameters| list(&events_api, parameters)));

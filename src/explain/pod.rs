@@ -36,9 +36,14 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
     };
     let name = &pod.key.name;
     let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
+    // The condition is not taken back when the scheduler goes on to wait for a volume.
+    let awaited = volume::awaited(facts, pod);
+    if let Some(Some(found)) = awaited {
+        return Some(found);
+    }
     let Some(condition) = pod.condition("PodScheduled", "False") else {
-        if let Some(found) = volume::awaited(facts, pod) {
-            return found;
+        if awaited.is_some() {
+            return None;
         }
         // What keeps the scheduler from looking at it: only the event of another controller says so.
         let said = facts.events_of(&pod.uid).into_iter().find(|event| event.type_.as_deref() == Some("Warning"));

@@ -308,6 +308,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ClaimUnbound, |f| { unbound(f); f["pod"]["status"] = json!({ "phase": "Pending" }); f["classes"][0]["volumeBindingMode"] = json!("WaitForFirstConsumer");
         f["claims"][0]["metadata"]["annotations"] = json!({ "volume.kubernetes.io/selected-node": "node-1" }); },
         "claim apple-core-disk waits for a volume from the provisioner p of the storage class fast"),
+    (Cause::ClaimUnbound, |f| { unbound(f); f["classes"][0]["volumeBindingMode"] = json!("WaitForFirstConsumer");
+        f["claims"][0]["metadata"]["annotations"] = json!({ "volume.kubernetes.io/selected-node": "node-1" }); }, "apple-core-disk waits for a volume from the provisioner p"),
     (Cause::ClaimAbsent, |f| { pending(f, "x"); f["absent_claims"] = json!(["vmop-image-repository"]); }, "claim vmop-image-repository, which the Pod mounts, does not exist (Pod: spec.volumes) -> create it, for CD images"),
     (Cause::ClaimMissing, |f| { pending(f, "x"); f["vm"]["status"]["conditions"].as_array_mut().unwrap().push(
         json!({ "type": "StorageReady", "status": "False", "reason": "ClaimMissing", "message": "claim apple-core-disk does not exist any more", "lastTransitionTime": EARLIER })); }, "claim apple-core-disk does not exist any more"),

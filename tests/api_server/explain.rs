@@ -348,7 +348,7 @@ async fn a_volume_on_a_node_that_takes_no_pod_is_named() {
     node(&ns, "explain-room", json!({})).await;
     let term = json!({ "matchExpressions": [{ "key": "of", "operator": "In", "values": ["explain-home"] }] });
     let volume = json!({ "metadata": { "name": "explain-volume" }, "spec": {
-        "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "explain-late", "local": { "path": "/x" },
+        "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "explain-late", "local": { "path": "/x" },
         "nodeAffinity": { "required": { "nodeSelectorTerms": [term] } },
     } });
     Api::<PersistentVolume>::all(ns.client.clone()).create(&PostParams::default(), &made(volume)).await.unwrap();

@@ -6,12 +6,12 @@ use crate::{
 };
 
 /// A `kubectl vm` command in the namespace.
-fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
+pub fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
     command(namespace, env!("CARGO_BIN_EXE_kubectl-vm"), arguments)
 }
 
 /// A kubectl command in the namespace.
-fn kubectl(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
+pub fn kubectl(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
     command(namespace, "kubectl", arguments)
 }
 

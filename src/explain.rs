@@ -28,7 +28,10 @@ use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
 
-pub use self::cause::{Cause, Stage};
+pub use self::{
+    before_pod::lacks_pods,
+    cause::{Cause, Stage},
+};
 use crate::{
     api::{
         PowerState, Reason, VirtualMachine,

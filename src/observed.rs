@@ -246,6 +246,12 @@ impl Object {
         lists.filter_map(|list| self.status[list].as_array()).flatten()
     }
 
+    /// A container of a Pod, or an init container.
+    pub fn container(&self, name: &str) -> Option<&Value> {
+        let lists = ["containers", "initContainers"].into_iter().filter_map(|list| self.spec[list].as_array());
+        lists.flatten().find(|container| container["name"] == name)
+    }
+
     /// The container of a Pod in which the runner runs: `vm-runner`, or that of a legacy runner, which has the VM's name. If the Pod has
     /// lost its labels, its own name is that of the VM, or that and the number of a StatefulSet's Pod.
     pub fn runner_container(&self) -> Option<&Value> {
@@ -340,6 +346,12 @@ impl From<&Value> for Json {
     fn from(value: &Value) -> Self {
         Self(value.to_string().into())
     }
+}
+
+/// How a container ended, by its status: this time or the last time.
+pub fn end_of(status: &Value) -> Option<&Value> {
+    let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+    states.into_iter().find(|state| state.is_object())
 }
 
 #[cfg(test)]

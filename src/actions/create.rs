@@ -16,6 +16,8 @@ use crate::api::{GROUP, Quantity};
 /// The set that fills disks, and the name of the disk that it fills.
 pub const IMPORT_SET: &str = "import-disk";
 const SYSTEM_DISK: &str = "system";
+/// The smallest disk, in bytes. What is less is a number whose unit was forgotten.
+pub const LEAST_DISK: u64 = 1 << 20;
 /// The size in bytes of a disk of which nobody says it.
 pub const DISK_SIZE: u64 = 10 << 30;
 

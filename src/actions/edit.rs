@@ -16,6 +16,7 @@
 use kube::{ResourceExt, core::DynamicObject};
 use serde_json::{Value, json};
 
+use super::create::LEAST_DISK;
 use crate::{
     api::{Quantity, Reason, VirtualMachine, conditions},
     claims,
@@ -24,8 +25,6 @@ use crate::{
 
 /// The least memory that the CustomResourceDefinition allows.
 const LEAST_RAM: u64 = 1 << 20;
-/// The smallest disk. What is less is a number whose unit was forgotten.
-const LEAST_DISK: u64 = 1 << 20;
 
 /// What a person wants to change.
 #[derive(Clone, Debug, PartialEq)]

@@ -41,7 +41,7 @@ use crate::{
     actions::{
         VmHandle,
         create::{
-            DISK_SIZE, DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser,
+            DISK_SIZE, DiskImage, IMPORT_SET, ImageName, LEAST_DISK, Wanted, WantedNetwork, WantedUser,
             login::{is_key, is_user_name},
             manifest as manifest_of, plain_size,
         },
@@ -452,8 +452,6 @@ pub(super) fn check(name: &str, vm: &Value) -> Result<(), Failure> {
     }
 }
 
-/// The smallest disk. What is less is a number whose unit was forgotten.
-const LEAST_DISK: u64 = 1 << 20;
 /// How much of the console is looked at.
 const PROMPT: usize = 4096;
 

@@ -40,7 +40,7 @@ use super::{
 use crate::{
     api::VirtualMachine,
     claims,
-    explain::{Facts, explain, git, page::Page},
+    explain::{Facts, explain, git, lacks_pods, page::Page},
     object::{self, COMPONENT_LABEL},
     observed::Object,
     process::ErrorChain,
@@ -344,8 +344,7 @@ async fn pods_of<'a>(
     client: &Client,
     deployments: impl Iterator<Item = &'a Deployment>,
 ) -> Option<kube::Result<Vec<Pod>>> {
-    let is_down = |it: &&Deployment| it.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0) == 0;
-    let namespaces: Vec<String> = deployments.filter(is_down).filter_map(ResourceExt::namespace).collect();
+    let namespaces: Vec<String> = deployments.filter(|it| lacks_pods(it)).filter_map(ResourceExt::namespace).collect();
     if namespaces.is_empty() {
         return None;
     }

@@ -26,6 +26,7 @@ use crate::{
     },
     object::REPLACE_CLAIM_ANNOTATION,
     observed::Object,
+    render::context::IMAGE_REPOSITORY_CLAIM,
 };
 
 /// How old a manager's Lease may be. A leader renews it every 4 s; the clocks of the cluster's computers may differ.
@@ -38,8 +39,6 @@ const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 const OF_COLLECTOR: [&str; 2] = ["foregroundDeletion", "orphan"];
 /// How old the last try of a controller that makes Pods may be.
 const MAKERS_PAUSE: SignedDuration = SignedDuration::from_mins(20);
-/// The claim with CD images.
-const IMAGE_REPOSITORY: &str = "vmop-image-repository";
 /// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
@@ -103,8 +102,7 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     let own_deployment = facts.deployments.iter().flatten().find(|deployment| of_own(deployment.namespace()));
     let has_own = own_lease.is_some() || own_deployment.is_some();
     let working = renewed.find(|lease| !has_own || of_own(lease.namespace()));
-    let any_works = || facts.leases.iter().flatten().any(|lease| is_renewed(lease, facts.now));
-    if facts.is_observed() && (facts.leases.is_none() || any_works()) {
+    if facts.is_observed() && idle_manager(facts).is_none() {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
     }
@@ -112,7 +110,7 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     let ended = working.and_then(|lease| {
         let home = lease.namespace();
         let mut deployments = facts.deployments.iter().flatten().filter(|it| it.namespace() == home);
-        deployments.find(|it| it.status.as_ref().and_then(|status| status.available_replicas).unwrap_or_default() == 0)
+        deployments.find(|deployment| lacks_pods(deployment))
     });
     if let Some(deployment) = ended {
         return Some(of_deployment(facts, deployment, &untaken));
@@ -182,6 +180,11 @@ fn silent<'a>(leases: impl IntoIterator<Item = &'a Lease>, untaken: &str, change
     Finding::new(Cause::ManagerSilent, text, todo).since(since)
 }
 
+/// Whether no Pod of a Deployment is ready.
+pub fn lacks_pods(deployment: &Deployment) -> bool {
+    deployment.status.as_ref().and_then(|status| status.available_replicas).unwrap_or_default() == 0
+}
+
 /// A manager that does not work, by its Deployment.
 fn of_deployment(facts: &Facts, deployment: &Deployment, untaken: &str) -> Finding {
     let (home, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
@@ -193,7 +196,7 @@ fn of_deployment(facts: &Facts, deployment: &Deployment, untaken: &str) -> Findi
         let todo = format!("kubectl -n {home} scale deployment {name} --replicas=1");
         return Finding::new(Cause::ManagerStopped, text, todo).by(who).at("spec.replicas");
     }
-    if status.and_then(|status| status.available_replicas).unwrap_or_default() == 0 {
+    if lacks_pods(deployment) {
         let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
         let bad = conditions.rfind(|it| it.status == "False" || it.type_ == "ReplicaFailure");
         let mut pods = facts.manager_pods.iter().filter(|pod| pod.namespace() == deployment.namespace());
@@ -387,7 +390,7 @@ pub(super) fn claims(facts: &Facts) -> Option<Finding> {
     .or_else(|| {
         let name = facts.absent_claims.first()?;
         let text = format!("claim {name}, which the Pod mounts, does not exist");
-        let todo = if name == IMAGE_REPOSITORY {
+        let todo = if name == IMAGE_REPOSITORY_CLAIM {
             "create it, for CD images (deploy/image-repository-claim.yaml has one)"
         } else {
             "create it, or correct the template of the Pod"

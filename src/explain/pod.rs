@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{GROUP, OnPanic, Quantity, Reason, conditions},
     object::AGENT_NAME,
-    observed::Object,
+    observed::{Object, end_of},
 };
 
 /// How long a scheduler has to say something about a Pod.
@@ -38,7 +38,7 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
     let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
     // The condition is not taken back when the scheduler goes on to wait for a volume.
     let awaited = volume::awaited(facts, pod);
-    if let Some(Some(found)) = awaited {
+    if let Some(found) = awaited.and_then(|claim| volume::late(facts, claim)) {
         return Some(found);
     }
     let Some(condition) = pod.condition("PodScheduled", "False") else {
@@ -373,8 +373,7 @@ fn ended_by_kubelet(facts: &Facts, pod: &Object, node: &str) -> Option<Finding> 
         };
         let container = path.split_once('{')?.1.trim_end_matches('}');
         let status = pod.container_statuses().find(|status| status["name"] == container)?;
-        let run = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
-        let run = run.into_iter().find(|run| run.is_object())?;
+        let run = end_of(status)?;
         // What it said of a run before the last one is no cause of this one's end.
         let is_of_run = time(event)? >= instant(&run["startedAt"])?;
         let text = format!("node {node} ends the container {container}, because its {what} fails: {why}");
@@ -460,11 +459,7 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
     let field =
         if facts.vm.spec.image.is_some() { "spec.image" } else { "runnerImage of the configuration, or a template" };
     // The agent has the runner's image.
-    let image_of = |name: &str| {
-        let mut all =
-            ["containers", "initContainers"].into_iter().filter_map(|list| pod.spec[list].as_array()).flatten();
-        all.find(|it| it["name"] == name).and_then(|it| it["image"].as_str())
-    };
+    let image_of = |name: &str| pod.container(name).and_then(|it| it["image"].as_str());
     let is_runners = container == pod.runner_container_name()
         || container == AGENT_NAME && image_of(container) == image_of(pod.runner_container_name());
     let field = if is_runners { field.to_owned() } else { format!("container {container}") };
@@ -589,8 +584,7 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
                 }
                 None => format!("mend what it names; all that it says: kubectl vm logs {name} {place}"),
             };
-            let found = Finding { what_to_do: todo, ..found };
-            return Some(field.map_or_else(|| found.clone(), |field| found.clone().at(field)));
+            return Some(Finding { what_to_do: todo, field: field.map(str::to_owned), ..found });
         }
         Reason::ContainerFailed => {
             let found = of_condition(facts, Cause::ContainerFailed, ready);
@@ -648,12 +642,7 @@ fn silent(facts: &Facts, pod: &Object) -> Option<Finding> {
 
 /// The first container of a Pod that has ended with an error.
 fn failing(pod: &Object) -> Option<&str> {
-    let ended = |status: &&Value| {
-        [&status["state"]["terminated"], &status["lastState"]["terminated"]]
-            .into_iter()
-            .find(|state| state.is_object())
-            .is_some_and(|state| state["exitCode"] != 0)
-    };
+    let ended = |status: &&Value| end_of(status).is_some_and(|end| end["exitCode"] != 0);
     pod.container_statuses().find(ended)?["name"].as_str()
 }
 
@@ -675,8 +664,7 @@ fn killed<'a>(pod: &Object, status: &'a Value, reason: Option<Reason>) -> Option
 /// A container that was killed for its memory.
 fn out_of_memory(facts: &Facts, pod: &Object, status: &Value, ended: &Value) -> Finding {
     let container = status["name"].as_str().unwrap_or_default();
-    let mut all = ["containers", "initContainers"].into_iter().filter_map(|list| pod.spec[list].as_array()).flatten();
-    let limit = all.find(|it| it["name"] == container);
+    let limit = pod.container(container);
     let limit = limit.and_then(|it| it["resources"]["limits"]["memory"].as_str());
     let limit = limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
     let text = format!(

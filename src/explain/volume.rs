@@ -47,16 +47,20 @@ pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&No
 /// How long a provisioner may take to make a volume, or to clone one.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
-/// A claim for which the scheduler waits until a provisioner has made the volume: the Pod says nothing of that. The finding, if that takes long.
-pub(super) fn awaited(facts: &Facts, pod: &Object) -> Option<Option<Finding>> {
+/// A claim for which the scheduler waits until a provisioner has made the volume: the Pod says nothing of that.
+pub(super) fn awaited<'a>(facts: &'a Facts, pod: &Object) -> Option<&'a Object> {
     let is_mounted = |claim: &&Object| pod.mounted_claims().any(|(mounted, _)| mounted == claim.key.name);
     let mut waits = facts.claims.iter().flatten().filter(|claim| !claim.is_bound()).filter(is_mounted);
-    let claim = waits.find(|claim| claim.annotations.contains_key(SELECTED_NODE))?;
+    waits.find(|claim| claim.annotations.contains_key(SELECTED_NODE))
+}
+
+/// Such a claim, if its provisioner takes long.
+pub(super) fn late(facts: &Facts, claim: &Object) -> Option<Finding> {
     let (name, place) = (&claim.key.name, facts.on_command_line());
     let text = format!("claim {name} waits for a volume from {}", provisioner_of(facts, claim));
     let todo = format!("see whether that provisioner runs: kubectl {place} describe pvc {name}");
     let is_late = claim.created.is_none_or(|created| facts.now.duration_since(created) > PATIENCE);
-    Some(is_late.then(|| Finding::new(Cause::ClaimUnbound, text, todo).since(claim.created)))
+    is_late.then(|| Finding::new(Cause::ClaimUnbound, text, todo).since(claim.created))
 }
 
 /// Who makes the volume of a claim, in words.

@@ -17,7 +17,7 @@ use crate::{
         status::{Halted, whole_seconds},
     },
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
-    observed::{NodeState, Object},
+    observed::{NodeState, Object, end_of},
     ownership::owns_condition,
     plan::{
         Plan, Wait,
@@ -375,7 +375,7 @@ fn ended_pod(pod: &Object) -> Option<Problem> {
 
 fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Option<Problem> {
     let name = string(&status["name"]);
-    if let Some(ended) = terminated(status).filter(|ended| ended["exitCode"] != 0) {
+    if let Some(ended) = end_of(status).filter(|ended| ended["exitCode"] != 0) {
         let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
         let message = end_of_container(&name, ended) + &next.unwrap_or_default();
         let is_added = !is_runners(pod, status) && ![AGENT_NAME, PASST_NAME].contains(&name.as_str());
@@ -413,7 +413,7 @@ fn is_runners(pod: &Object, status: &Value) -> bool {
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
 fn is_paused_after_shutdown(status: &Value) -> bool {
     let is_paused = status["state"]["waiting"]["reason"] == "CrashLoopBackOff";
-    let has_succeeded = terminated(status).is_some_and(|ended| ended["exitCode"] == 0);
+    let has_succeeded = end_of(status).is_some_and(|ended| ended["exitCode"] == 0);
     is_paused && has_succeeded
 }
 
@@ -459,12 +459,6 @@ fn next_try(status: &Value, ended: &Value) -> Option<(u64, String)> {
     Some((restarts.saturating_add(2), whole_seconds(end.checked_add(pause).ok()?)))
 }
 
-/// How a container ended, this time or the last time.
-fn terminated(status: &Value) -> Option<&Value> {
-    let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
-    states.into_iter().find(|state| state.is_object())
-}
-
 /// How a container ended, for people. The message is the container's own, or the end of its log.
 fn end_of_container(name: &str, terminated: &Value) -> String {
     let (reason, message) = (string(&terminated["reason"]), string(&terminated["message"]));
@@ -484,7 +478,7 @@ fn failure_of_pod(pod: &Object) -> String {
     if !given.is_empty() {
         return given.join(": ");
     }
-    let ends = pod.container_statuses().filter_map(|status| Some((string(&status["name"]), terminated(status)?)));
+    let ends = pod.container_statuses().filter_map(|status| Some((string(&status["name"]), end_of(status)?)));
     let ends = ends.filter(|(_, terminated)| terminated["exitCode"] != 0);
     let ends: Vec<String> = ends.map(|(name, terminated)| end_of_container(&name, terminated)).collect();
     if ends.is_empty() { "its containers have ended".into() } else { ends.join("; ") }

@@ -182,7 +182,7 @@ fn scale(namespace: &TestNamespace, replicas: u32) {
 }
 
 #[tokio::test]
-#[ignore = "it takes ten minutes, and writes a page"]
+#[ignore = "it has the node for itself for four minutes, and may write a page: CONTRIBUTING.md says when to run it"]
 async fn causes_that_are_planted_are_named() {
     let _alone = NODE.write().await;
     let Stage { cluster, namespace, vms: _, pods: _ } = Stage::set("explained").await;

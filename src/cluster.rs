@@ -513,6 +513,11 @@ impl Cluster {
         }
     }
 
+    /// Sends a request when there is a free slot.
+    pub async fn ask<T>(&self, request: impl Future<Output = T>) -> T {
+        self.requests.run(request).await
+    }
+
     /// What makes the VM's Pods, and the makers of these, as far as they are not among the observed objects. A maker that can't be read
     /// is known by its owner reference alone.
     pub async fn makers(&self, vm: &VirtualMachine, observed: &Observed) -> Vec<Arc<Object>> {

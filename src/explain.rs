@@ -8,11 +8,11 @@
 //! cause: a stage looks at how things are, and at events only of objects that still are as the event says (by their UID). The first and the last
 //! stage have no causes: they only say how the VM came here, and how far its guest is.
 //!
-//! Where the manager has found the cause (the condition Ready), its reason decides, and its message is the text. What it can't see, because it
-//! has no right to read nodes, storage classes or events, is looked up here. The words of other programs decide only where the API has
-//! nothing else: the answer of a refused write, and events of the kubelet.
+//! Where the manager has found the cause by itself (the condition Ready), its reason decides, and its message is the text. What is beyond the VM's own
+//! objects is looked up: by the manager for the message of Ready ([`surroundings`]), and by `kubectl vm explain`. The words of other programs
+//! decide only where the API has nothing else: the answer of a refused write, and events of the kubelet.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use k8s_openapi::{
     api::{
@@ -50,6 +50,7 @@ pub mod git;
 mod guest;
 pub mod page;
 mod pod;
+pub mod surroundings;
 mod taint;
 #[cfg(test)]
 mod tests;
@@ -76,7 +77,7 @@ pub struct Facts {
     /// The events about the VM, its Pod, and its claims without a volume.
     pub events: Vec<Event>,
     /// All nodes, or that of the Pod.
-    pub nodes: Option<Vec<Node>>,
+    pub nodes: Option<Arc<[Node]>>,
     /// The limits of the namespace.
     pub limits: Option<Vec<LimitRange>>,
     /// The quotas of the namespace.
@@ -141,6 +142,16 @@ impl Finding {
 
     pub(crate) fn by(self, who: Option<String>) -> Self {
         Self { who, ..self }
+    }
+
+    /// What is wrong, in one line.
+    fn line(&self) -> String {
+        self.text.lines().collect::<Vec<_>>().join(" ")
+    }
+
+    /// What is wrong, and what to do: `TEXT -> WHAT TO DO`.
+    fn words(&self) -> String {
+        format!("{}{ARROW}{}", self.line(), self.what_to_do)
     }
 }
 
@@ -324,10 +335,19 @@ fn reported(facts: &Facts) -> Option<Finding> {
     Some(of_condition(facts, known.unwrap_or(Cause::ApplyFailed), ready))
 }
 
+/// Between what is wrong and what to do.
+const ARROW: &str = " -> ";
+
 /// A finding of the manager or the runner, with its own words. They say what to do where that is not obvious.
 pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -> Finding {
     let see = format!("kubectl {} describe vm {}", facts.on_command_line(), facts.vm.name_any());
+    // The manager has explained it with these words.
+    let (text, told) = match condition.message.rsplit_once(ARROW) {
+        Some((text, told)) => (text, Some(told)),
+        None => (condition.message.as_str(), None),
+    };
     let todo = match cause {
+        _ if let Some(told) = told => told.to_owned(),
         Cause::TemplateError => "mend the template, or the value that it stumbles over".into(),
         Cause::InvalidSpec => "correct that field of the VM".into(),
         Cause::NameTaken => "rename the VM, or delete the other object if nobody needs it".into(),
@@ -337,7 +357,7 @@ pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -
         }
         _ => see,
     };
-    Finding::new(cause, &condition.message, todo).since(Some(since(facts, condition)))
+    Finding::new(cause, text, todo).since(Some(since(facts, condition)))
 }
 
 /// Since when the condition has its reason. Its own time is that of its status, which stays when one cause follows another; then the manager records an
@@ -421,8 +441,7 @@ fn told(finding: &Finding) -> String {
     let since = finding.since.as_ref().map(|since| format!("since {since}"));
     let details: Vec<String> = [who, finding.field.clone(), since].into_iter().flatten().collect();
     let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
-    let text = finding.text.lines().collect::<Vec<_>>().join(" ");
-    format!(": {text}{details} -> {}", finding.what_to_do)
+    format!(": {}{details}{ARROW}{}", finding.line(), finding.what_to_do)
 }
 
 fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {

@@ -27,6 +27,7 @@ pub mod renderer;
 pub mod sandbox;
 mod settings;
 mod slow;
+mod surroundings;
 pub mod templates;
 pub mod vms;
 pub mod web;

@@ -70,6 +70,8 @@ pub struct Outcome {
     pub unknown_kinds: Vec<TypeMeta>,
     /// The state of the node of a Pod that is overdue ([`Wait::Overdue`]).
     pub node: NodeState,
+    /// Why the VM is not as its spec wants it, where that was looked up: the message of Ready.
+    pub cause: Option<String>,
 }
 
 /// Why a VM is not as its spec wants it.

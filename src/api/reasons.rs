@@ -65,7 +65,7 @@ reasons! {
     Stopping, "Ready=False", Passing, "The guest is being shut down.";
     Restarting, "Ready=False, event", Passing, "The manager replaces the Pod, because a restart was requested or the Pod has ended.";
     WaitingForDeletion, "Ready=False, ObjectsReady=False", Passing, "An object that is being deleted, for example of an earlier VM with the same name, must be gone first.";
-    BeingDeleted, "Ready=False", Passing, "The VM is being deleted, so nothing is started for it.";
+    BeingDeleted, "Ready=False", Passing, "The VM is being deleted: nothing is started for it, or finalizers of other programs keep it.";
     Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message is the scheduler's.";
     ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
     InvalidImageName, "Ready=False, event", Warning, "The name of the container's image is not valid, so no registry can have it. The message is the kubelet's.";

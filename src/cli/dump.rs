@@ -182,7 +182,8 @@ impl Dump {
         self.add("status.txt", Page::of(facts).to_string());
         for node in facts
             .nodes
-            .iter()
+            .as_deref()
+            .into_iter()
             .flatten()
             .filter(|node| facts.pod().and_then(|pod| pod.node_name()) == Some(&node.name_any()))
         {

@@ -40,7 +40,11 @@ use super::{
 use crate::{
     api::VirtualMachine,
     claims,
-    explain::{Facts, explain, git, lacks_pods, page::Page},
+    explain::{
+        Facts, explain, git, lacks_pods,
+        page::Page,
+        surroundings::{self, other_claims},
+    },
     object::{self, COMPONENT_LABEL},
     observed::Object,
     process::ErrorChain,
@@ -278,7 +282,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         volumes: volumes.and_then(|volumes| known::<_, PersistentVolume>(volumes, "get", None, &mut unread)),
         git,
         classes: known::<_, StorageClass>(classes, "list", None, &mut unread),
-        nodes: nodes.and_then(|nodes| known::<_, Node>(nodes, "get and list", None, &mut unread)),
+        nodes: nodes.and_then(|nodes| known::<_, Node>(nodes, "get and list", None, &mut unread)).map(Into::into),
         limits: known::<_, k8s_openapi::api::core::v1::LimitRange>(limits, "list", here, &mut unread),
         quotas: known::<_, k8s_openapi::api::core::v1::ResourceQuota>(quotas, "list", here, &mut unread),
         namespace: known::<_, Namespace>(found_namespace, "get", None, &mut unread),
@@ -332,11 +336,10 @@ async fn own_claims(client: &Client, namespace: &str, vm: &VirtualMachine) -> ku
 async fn absent_claims(client: &Client, namespace: &str, pod: Option<&Object>, own: Option<&[Object]>) -> Vec<String> {
     let (Some(pod), Some(own)) = (pod.filter(|pod| pod.node_name().is_none()), own) else { return Vec::new() };
     let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
-    let is_own = |name: &str| own.iter().any(|claim| claim.key.name == name);
-    let others: Vec<&str> = pod.mounted_claims().map(|(name, _)| name).filter(|name| !is_own(name)).collect();
+    let others = other_claims(pod, own);
     let found = join_all(others.iter().map(|name| api.get_metadata_opt(name))).await;
     let absent = others.into_iter().zip(found).filter(|(_, found)| matches!(found, Ok(None)));
-    absent.map(|(name, _)| name.to_owned()).collect()
+    absent.map(|(name, _)| name).collect()
 }
 
 /// The Pods of managers that do not work. `None`: nothing was asked.
@@ -363,7 +366,7 @@ async fn volumes(
     claims: &[Object],
 ) -> Option<kube::Result<Vec<PersistentVolume>>> {
     pod.filter(|pod| pod.node_name().is_none())?;
-    let names: Vec<&str> = claims.iter().filter_map(|claim| claim.spec_str("/volumeName")).collect();
+    let names = surroundings::volumes(claims);
     if names.is_empty() {
         return None;
     }

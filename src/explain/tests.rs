@@ -5,12 +5,12 @@ use super::*;
 use crate::test_support::{noon, nothing, rendered, vm};
 
 /// Long before [`noon`], so that nothing has to be waited for.
-const EARLIER: &str = "2027-01-15T06:00:00Z";
+pub(super) const EARLIER: &str = "2027-01-15T06:00:00Z";
 /// Seconds before [`noon`].
-const JUST_NOW: &str = "2027-01-15T07:59:58Z";
+pub(super) const JUST_NOW: &str = "2027-01-15T07:59:58Z";
 
 /// The facts as JSON, which a test edits. They are those of a healthy VM.
-fn healthy() -> Value {
+pub(super) fn healthy() -> Value {
     let pod = rendered(&vm(|_| ()), &nothing()).into_iter().find(|object| object.key.is_pod()).unwrap();
     let mut pod = Value::clone(&pod.value);
     pod["metadata"]["uid"] = json!("pod-uid");
@@ -51,7 +51,7 @@ fn healthy() -> Value {
     })
 }
 
-fn facts(value: &Value) -> Facts {
+pub(super) fn facts(value: &Value) -> Facts {
     fn part<T: serde::de::DeserializeOwned>(value: &Value, name: &str) -> Option<T> {
         serde_json::from_value(value[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
@@ -74,7 +74,7 @@ fn facts(value: &Value) -> Facts {
         events: part(value, "events").unwrap(),
         manager_pods: part(value, "manager_pods").unwrap(),
         absent_claims: part(value, "absent_claims").unwrap(),
-        nodes: part(value, "nodes"),
+        nodes: part::<Vec<_>>(value, "nodes").map(Into::into),
         limits: part(value, "limits"),
         quotas: part(value, "quotas"),
         namespace: part(value, "namespace"),

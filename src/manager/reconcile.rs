@@ -5,7 +5,7 @@
 //! | observe | reads the newest known VM and its objects, and renders the templates | waits for watches that it starts |
 //! | plan | decides what to do: [`crate::plan`] | no |
 //! | execute | creates, changes and deletes objects | writes |
-//! | report | records events and writes the VM's status: [`crate::status`] | writes |
+//! | report | looks why a VM does not start ([`crate::explain`]), records events and writes the VM's status: [`crate::status`] | reads, writes |
 //! | schedule | decides when the VM is reconciled again: [`crate::schedule`] | no |
 //!
 //! If a step fails, the later steps still do what they can.
@@ -24,7 +24,13 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    api::{Reason, VirtualMachine, VirtualMachineStatus, login_pools::LoginPools, reasons::Event, status::Retry},
+    api::{
+        Reason, VirtualMachine, VirtualMachineStatus,
+        conditions::{self, READY},
+        login_pools::LoginPools,
+        reasons::Event,
+        status::Retry,
+    },
     cluster::{
         ActionError, Cluster, Executed, api_label,
         packed::PackedVm,
@@ -32,15 +38,17 @@ use crate::{
     },
     config::ReconcilerConfig,
     events::EventRecorder,
+    explain::{Facts, surroundings::Look},
     manager::{
         agents::Agents,
         debug::DebugRecords,
         random::random_input,
         renderer::{Input, Renderer},
+        surroundings::Surroundings,
         templates::InForce,
         written::Written,
     },
-    object::{Rendered, pods},
+    object::{Rendered, is_workload, pods},
     observed::{NodeState, Observed},
     ownership::{status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
@@ -105,6 +113,7 @@ pub struct Reconciler {
     debug: DebugRecords,
     renderer: Arc<Renderer>,
     agents: Agents,
+    surroundings: Surroundings,
     /// The VMs as the last writes of their status returned them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
@@ -130,6 +139,13 @@ struct View {
     unwatched: Option<WatchError>,
     /// The kinds in `status.objectKinds` that are not watched.
     unknown: Vec<UnknownKind>,
+}
+
+/// The status of a VM with the cause why it is not as its spec wants it.
+struct Explained {
+    wanted: VirtualMachineStatus,
+    /// After how long to look again, if nothing changes.
+    look: Option<Duration>,
 }
 
 /// A rendered VM.
@@ -167,6 +183,7 @@ impl Reconciler {
     ) -> Self {
         let Followed { config, templates, pools } = followed;
         Self {
+            surroundings: Surroundings::new(cluster.clone()),
             cluster,
             config,
             templates,
@@ -238,6 +255,7 @@ impl Reconciler {
                 Some(node) => self.cluster.node_state(node).await,
                 None => NodeState::default(),
             },
+            cause: None,
         };
 
         // 4. Report. Derives events and the status, then writes them.
@@ -253,7 +271,8 @@ impl Reconciler {
             outcome: &outcome,
             source: inputs.source(&vm, view.kept_back.as_ref()),
         };
-        let written = self.report(&reconciled, &done).await;
+        let Explained { wanted, look } = self.explain(&reconciled, status(&reconciled)).await;
+        let written = self.report(&reconciled, &wanted, &done).await;
         self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
         if !written? {
             self.write_stopped(&vm, &plan).await?;
@@ -270,7 +289,7 @@ impl Reconciler {
         }
         lock(&self.failing).remove(&name);
         let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
-        let next = schedule::requeue_after(plan.requeue_after, is_listing);
+        let next = schedule::requeue_after(plan.requeue_after.into_iter().chain(look).min(), is_listing);
         self.debug.succeeded(&vm, next);
         Ok(next)
     }
@@ -378,16 +397,41 @@ impl Reconciler {
         plan
     }
 
+    /// Looks for the cause if the VM is not as its spec wants it, and adds it to the status.
+    async fn explain(&self, reconciled: &Reconciled<'_>, wanted: VirtualMachineStatus) -> Explained {
+        let Reconciled { vm, observed, outcome, .. } = *reconciled;
+        if conditions::is_true(&wanted.conditions, READY) && vm.metadata.deletion_timestamp.is_none() {
+            return Explained { wanted, look: None };
+        }
+        let pod = guests::pod(vm, observed).map(AsRef::as_ref);
+        let facts = Facts::of_manager(vm, &wanted, pod, observed);
+        let Some(Look { is_due, next }) = facts.look() else { return Explained { wanted, look: None } };
+        let look = Some(next);
+        if !is_due {
+            return Explained { wanted, look };
+        }
+        let has_maker = observed.objects.iter().any(|object| is_workload(&object.key));
+        let Some(cause) = self.surroundings.add(facts, has_maker).await.words() else {
+            return Explained { wanted, look };
+        };
+        let outcome = Outcome { cause: Some(cause), ..outcome.clone() };
+        Explained { wanted: status(&Reconciled { outcome: &outcome, ..*reconciled }), look }
+    }
+
     /// Records the events and writes the status if it differs. Returns whether the status was written.
-    async fn report(&self, reconciled: &Reconciled<'_>, done: &[&plan::Action]) -> Result<bool, ReconcileError> {
+    async fn report(
+        &self,
+        reconciled: &Reconciled<'_>,
+        wanted: &VirtualMachineStatus,
+        done: &[&plan::Action],
+    ) -> Result<bool, ReconcileError> {
         let vm = reconciled.vm;
-        let wanted = status(reconciled);
         // Events are recorded first: after the status is written, they would not be new any more.
-        self.record(vm, events(reconciled, &wanted, done));
-        if !status_differs(vm, &wanted) {
+        self.record(vm, events(reconciled, wanted, done));
+        if !status_differs(vm, wanted) {
             return Ok(false);
         }
-        self.write_status(vm, &wanted).await
+        self.write_status(vm, wanted).await
     }
 
     /// Sets `spec.vm.state` to Stopped if the plan says so. This is called only if the status was not written in the same reconcile, because

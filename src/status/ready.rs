@@ -37,6 +37,21 @@ const WAITING_CHANGES: &str = "; these changes need a restart: ";
 /// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
 /// never ready: nothing shows whether it is as that spec wants it.
 pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
+    let condition = by_objects(reconciled, guest, pods);
+    match &reconciled.outcome.cause {
+        // Somebody keeps it.
+        Some(cause) if reconciled.vm.metadata.deletion_timestamp.is_some() => {
+            not_ready(Problem::new(Reason::BeingDeleted, cause))
+        }
+        Some(cause) if !condition.status && !condition.message.starts_with(cause) => {
+            NewCondition { message: cause.clone(), ..condition }
+        }
+        _ => condition,
+    }
+}
+
+/// The condition without what was looked up elsewhere.
+fn by_objects(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
     let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
         return not_ready(failure.clone());
@@ -230,12 +245,15 @@ fn on_its_way(pod: &Object) -> String {
 
 /// The VM should run and has a Pod, but no guest runs.
 fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
-    let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
+    let Reconciled { vm, observed, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(problem) = stuck(reconciled, Some(pod)) {
         return problem;
     }
     let mut problem =
         problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
+    if let Some(cause) = &outcome.cause {
+        problem.message.clone_from(cause);
+    }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
         problem.message += &format!("; try {} is at {next}", retry.count.saturating_add(1));

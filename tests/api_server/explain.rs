@@ -5,7 +5,7 @@ use std::{process::Command, time::Instant};
 
 use crate::support::{
     cluster::eventually,
-    managed_namespace::{LIMIT, ManagedNamespace},
+    managed_namespace::{LIMIT, ManagedNamespace, condition},
 };
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, PersistentVolume, ResourceQuota, Secret},
@@ -49,7 +49,36 @@ async fn says(ns: &ManagedNamespace, name: &str, words: &str) -> String {
     })
     .await;
     assert_eq!(found.code, i32::from(found.data.lines().next().unwrap().contains(" -> ")), "{}", found.data);
+    is_said_by_ready(ns, name).await;
     found.data
+}
+
+/// The manager finds the same cause, and says it in the condition Ready. What keeps it from its own work it can't say.
+async fn is_said_by_ready(ns: &ManagedNamespace, name: &str) {
+    let cause = || serde_json::from_str::<Value>(&explain(ns, &[name, "-o", "json"]).data).unwrap()["cause"].clone();
+    let mut last = (cause(), String::new());
+    if last.0.is_null() || last.0["stage"] == "manager" {
+        return;
+    }
+    eventually(&format!("Ready of {name} to have the words of {last:?}"), LIMIT, async || {
+        let vm = ns.api::<VirtualMachine>().get(name).await.unwrap();
+        last = (cause(), condition(&vm, "Ready").unwrap().2);
+        let text = last.0["text"].as_str().unwrap().lines().collect::<Vec<_>>().join(" ");
+        eprintln!("Ready of {name}: {}", last.1);
+        last.1.lines().collect::<Vec<_>>().join(" ").contains(&text).then_some(())
+    })
+    .await;
+}
+
+/// Lets the manager read what belongs to no namespace.
+async fn let_read_the_cluster(ns: &ManagedNamespace) {
+    let place = ns.namespace.name();
+    let binding = include_str!("../../deploy/node-reader-binding.yaml")
+        .replace("name: vm-operator\n", &format!("name: vm-operator\n    namespace: {place}\n"));
+    ns.namespace.apply(include_str!("../../deploy/node-reader.yaml"));
+    let mut binding: Value = serde_yaml::from_str(&binding).unwrap();
+    binding["metadata"]["name"] = json!(place);
+    ns.namespace.apply(&binding.to_string());
 }
 
 fn made<T: serde::de::DeserializeOwned>(value: Value) -> T {
@@ -63,6 +92,7 @@ async fn namespace(test: &str) -> ManagedNamespace {
         "\"/Manager\": {{\"/Controller\": {{\"/Reconciler\": {{runnerDataPvc: {{storageClassName: {CLASS}}}}}}}}}"
     );
     let ns = ManagedNamespace::with_configuration(test, &config).await;
+    let_read_the_cluster(&ns).await;
     let class = json!({ "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": CLASS },
         "provisioner": "example.org/none", "volumeBindingMode": "WaitForFirstConsumer" });
     Api::<StorageClass>::all(ns.client.clone())
@@ -314,6 +344,7 @@ async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
 #[tokio::test]
 async fn a_disk_that_waits_for_an_upload_is_named() {
     let ns = crate::create::ns("explain-upload").await;
+    let_read_the_cluster(&ns).await;
     node(&ns, "explain-upload", json!({})).await;
     ns.create_vm("web", |vm| {
         vm["spec"]["nodeName"] = json!("explain-upload");

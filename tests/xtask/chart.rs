@@ -32,7 +32,6 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("node-devices/plugin.yaml", &["nodeDevices.enabled=true"]),
     ("node-devices/service-account.yaml", &["nodeDevices.enabled=true"]),
     ("node-devices/trial.yaml", &["nodeDevices.enabled=true"]),
-    ("node-reader.yaml", &["rbac.nodes=true"]),
     ("priority/priority-class.yaml", &["priorityClass.create=true"]),
     ("web/deployment.yaml", &["web.enabled=true"]),
     ("web/role.yaml", &["web.enabled=true"]),
@@ -40,7 +39,7 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("web/service.yaml", &["web.enabled=true"]),
 ];
 /// What the chart alone has: kustomize has its own ways.
-const CHART_ONLY: &[&str] = &["crds.yaml", "monitoring/dashboard.yaml", "node-reader-binding.yaml"];
+const CHART_ONLY: &[&str] = &["crds.yaml", "monitoring/dashboard.yaml"];
 
 /// What the chart renders with these arguments, by template: the documents as they are, with comments.
 fn render(namespace: &str, args: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
@@ -99,7 +98,8 @@ fn kustomize_files() -> Result<BTreeMap<String, String>> {
         files.insert((*template).to_owned(), documents.with_context(|| format!("{template} renders nothing"))?);
     }
     let of_kustomize = |(template, documents): (String, Vec<String>)| {
-        let text = documents.join("---\n");
+        // A name that has the namespace in the chart is fixed here: kustomize sets no namespace in names.
+        let text = documents.join("---\n").replace(&format!("-{NAMESPACE}"), "");
         let lines = text.lines().filter(|line| line.trim() != format!("namespace: {NAMESPACE}"));
         let head = format!("# Written by `make manifests`: change {CHART}/templates/{template}.\n");
         (template, lines.fold(head, |text, line| text + line + "\n"))

@@ -83,6 +83,13 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+# Why a VM does not start, for the condition Ready: the kubelet and provisioners say it in events alone.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 {{- with .Values.rbac.extraRules }}
 {{ toYaml . }}
 {{- end }}

@@ -206,13 +206,15 @@ enum Command {
     ///
     /// What is waited for is on standard error, whenever it changes. Exit code 4: the time is over.
     Wait(wait::Options),
-    /// Say why a VM does not run, or is not as its spec wants it: the cause first, in one line with what to do.
+    /// Say why VMs do not run, or are not as their spec wants them: the cause first, in one line with what to do.
     ///
-    /// Then come the stages from the manager to QEMU, a line each. What you have no right to read is named, and everything else is said
-    /// nevertheless. Exit code 1: there is a cause. 0: the VM is as its spec wants it, or is on its way.
+    /// For one VM that is named the stages from the manager to QEMU follow, a line each. What you have no right to read is named, and everything
+    /// else is said nevertheless. Several VMs have only their first lines; without a name it is all VMs of the namespace.
+    ///
+    /// Exit code 1: there is a cause. 0: each VM is as its spec wants it, or is on its way. 5: some of the VMs could not be read.
     Explain(explain::Options),
     /// Show all that there is to know of a VM on one page: what is wanted and what is, disks, Pod, changes that wait, last events.
-    Status(explain::Options),
+    Status(explain::StatusOptions),
     /// Print the events of a VM and of its objects, the oldest first.
     Events(events::Options),
     /// Collect all that a bug report about a VM needs in an archive: the VM, its objects, events, logs, templates, the manager's log.

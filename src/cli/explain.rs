@@ -1,22 +1,23 @@
 //! `kubectl vm explain` and `kubectl vm status`: read the facts and print what [`crate::explain`] makes of them.
 //!
 //! Three rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on them; then what depends
-//! on the claims. A request that is refused takes away only its facts. The time is that of the API server, because its objects are compared with it.
+//! on the claims. What the VMs of a namespace have in common is read once. A request that is refused takes away only its facts. The time is that of the
+//! API server, because its objects are compared with it.
 
-use std::fmt::Debug;
+use std::{collections::BTreeMap, fmt::Debug, pin::pin, sync::Arc};
 
 use clap::Args;
-use clap_complete::engine::ArgValueCompleter;
 use futures::{
+    StreamExt,
     future::{join_all, try_join_all},
-    join,
+    join, stream,
 };
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         apps::v1::Deployment,
         coordination::v1::Lease,
-        core::v1::{Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+        core::v1::{Event, LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota},
         storage::v1::StorageClass,
     },
     jiff::{Timestamp, fmt::rfc2822},
@@ -27,21 +28,23 @@ use kube::{
     client::Body,
     core::TypeMeta,
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
+use tokio::sync::OnceCell;
 
 use super::{
     belongings,
-    cluster::ClusterOptions,
-    format::DataFormat,
-    output::{Exit, Failure, Output},
-    vms::{self, FoundVm, checked_name, refused, title},
+    cluster::Cluster,
+    format::{self, DataFormat},
+    in_pod::Target,
+    output::{Exit, Failure, Output, note, plain},
+    vms::{self, FoundVm, Selection, checked_name, refused, title},
 };
 use crate::{
     api::VirtualMachine,
     claims,
     explain::{
-        Facts, explain, git, lacks_pods,
+        Explanation, Facts, explain, git, lacks_pods,
         page::Page,
         surroundings::{self, other_claims},
     },
@@ -50,72 +53,144 @@ use crate::{
     process::ErrorChain,
 };
 
+/// How many VMs are looked at at once.
+const AT_ONCE: usize = 8;
+
 #[derive(Args)]
 pub(super) struct Options {
-    /// The VM.
-    #[arg(value_name = "VM", add = ArgValueCompleter::new(vms::vm_names))]
-    name: String,
+    #[command(flatten)]
+    selection: Selection,
     /// Print it as data.
     #[arg(long, short, value_name = "FORMAT")]
     output: Option<DataFormat>,
+}
+
+#[derive(Args)]
+pub(super) struct StatusOptions {
     #[command(flatten)]
-    cluster: ClusterOptions,
+    target: Target,
+    /// Print it as data.
+    #[arg(long, short, value_name = "FORMAT")]
+    output: Option<DataFormat>,
+}
+
+/// What is said of one of several VMs.
+#[derive(Serialize)]
+struct Explained {
+    namespace: String,
+    name: String,
+    #[serde(flatten)]
+    explanation: Explanation,
+}
+
+impl Explained {
+    /// All of it in one line, whatever others have written into it.
+    fn line(&self, with_namespace: bool) -> String {
+        let place = if with_namespace { format!("{}/", self.namespace) } else { String::new() };
+        let line = self.explanation.line.lines().collect::<Vec<_>>().join(" ");
+        plain(&format!("{place}{line}"))
+    }
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let explanation = explain(&options.facts().await?);
-    output.found(&explanation, options.output.as_ref())?;
+    let Options { selection, output: format } = options;
+    let [name] = selection.names.as_slice() else { return several(options, output).await };
+    let Cluster { client, namespace } = selection.connect().await?;
+    let explanation = explain(&gather(&client, &namespace, checked_name(name)?).await?);
+    output.found(&explanation, format.as_ref())?;
     Ok(Exit::negative_if(explanation.cause.is_some()))
+}
+
+/// Several VMs, or those that a selector finds: a line for each, or a list with all that is known of them.
+async fn several(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Options { selection, output: format } = options;
+    let found = selection.find_or_all().await?;
+    let client = &found.cluster.client;
+    let (mut places, mut vms) = (BTreeMap::new(), Vec::new());
+    for FoundVm { vm, .. } in found.vms {
+        let namespace = vm.namespace().unwrap_or_default();
+        let place = places.entry(namespace).or_insert_with_key(|namespace| Arc::new(Place::new(client, namespace)));
+        vms.push((Arc::clone(place), vm));
+    }
+    let explanations = stream::iter(vms).map(|(place, vm)| async move {
+        let name = vm.name_any();
+        let first = place.first(&name).await;
+        let explanation = explain(&place.facts(vm, first).await);
+        Explained { namespace: place.namespace.clone(), name, explanation }
+    });
+    let mut explanations = pin!(explanations.buffered(AT_ONCE));
+    let (mut items, mut count, mut has_cause, mut is_incomplete) = (Vec::new(), 0, false, false);
+    while let Some(explained) = explanations.next().await {
+        count += 1;
+        has_cause |= explained.explanation.cause.is_some();
+        is_incomplete |= !explained.explanation.unread.is_empty();
+        if format.is_some() {
+            items.push(json!(explained));
+        } else {
+            writeln!(output, "{}", explained.line(selection.all_namespaces))?;
+            output.flush()?;
+        }
+    }
+    if let Some(format) = format {
+        format.print(&format::list(&items), output)?;
+    } else if is_incomplete {
+        note("not everything could be read that may be a cause: `kubectl vm explain NAME` says what of a VM");
+    }
+    Ok(match vms::exit(count, found.missing) {
+        Exit::Success => Exit::negative_if(has_cause),
+        exit => exit,
+    })
 }
 
 /// `kubectl vm status`: the same facts on a page.
 ///
 /// # Errors
 /// If the VM can't be read.
-pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    output.found(&Page::of(&options.facts().await?), options.output.as_ref())?;
+pub(super) async fn status(options: &StatusOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let vm = options.target.handle().await?;
+    let facts = gather(vm.client(), vm.namespace(), vm.name()).await?;
+    output.found(&Page::of(&facts), options.output.as_ref())?;
     Ok(Exit::Success)
 }
 
-impl Options {
-    async fn facts(&self) -> Result<Facts, Failure> {
-        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        gather(&cluster.client, &cluster.namespace, checked_name(&self.name)?).await
+/// What was read, or a line that says why it was not.
+type Read<T> = Result<T, String>;
+
+/// Keeps what was read, and notes what was not.
+fn kept<T>(read: Read<T>, unread: &mut Vec<String>) -> Option<T> {
+    match read {
+        Ok(found) => Some(found),
+        Err(line) => {
+            unread.push(line);
+            None
+        }
     }
 }
 
-/// Keeps what was read, and notes what was not.
+/// The same of an answer of the API server.
 fn known<T, R: Resource<DynamicType = ()>>(
     result: kube::Result<T>,
     verb: &str,
     place: Option<&str>,
     unread: &mut Vec<String>,
 ) -> Option<T> {
-    known_of(&R::plural(&()), result, verb, place, unread)
+    kept(read::<T, R>(result, verb, place), unread)
+}
+
+fn read<T, R: Resource<DynamicType = ()>>(result: kube::Result<T>, verb: &str, place: Option<&str>) -> Read<T> {
+    read_of(&R::plural(&()), result, verb, place)
 }
 
 /// The same of a kind whose plural is given.
-fn known_of<T>(
-    plural: &str,
-    result: kube::Result<T>,
-    verb: &str,
-    place: Option<&str>,
-    unread: &mut Vec<String>,
-) -> Option<T> {
-    match result {
-        Ok(found) => Some(found),
-        Err(error) => {
-            let place = place.map_or_else(|| "in the cluster".to_owned(), |place| format!("in the namespace {place}"));
-            unread.push(match &error {
-                kube::Error::Api(answer) if answer.is_forbidden() => {
-                    format!("{plural} {place}: you may not {verb} them")
-                }
-                kube::Error::Api(answer) => format!("{plural} {place}: {}", answer.message),
-                error => format!("{plural} {place}: {}", ErrorChain(error)),
-            });
-            None
+fn read_of<T>(plural: &str, result: kube::Result<T>, verb: &str, place: Option<&str>) -> Read<T> {
+    result.map_err(|error| {
+        let place = place.map_or_else(|| "in the cluster".to_owned(), |place| format!("in the namespace {place}"));
+        match &error {
+            kube::Error::Api(answer) if answer.is_forbidden() => format!("{plural} {place}: you may not {verb} them"),
+            kube::Error::Api(answer) => format!("{plural} {place}: {}", answer.message),
+            error => format!("{plural} {place}: {}", ErrorChain(error)),
         }
-    }
+    })
 }
 
 async fn list<R>(api: &Api<R>, parameters: &ListParams) -> kube::Result<Vec<R>>
@@ -200,102 +275,186 @@ const HOME: &str = "vm-operator";
 /// # Errors
 /// If the VM can't be read.
 pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
-    let mut unread = Vec::new();
-    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource_of_pods());
-    // A StatefulSet of a release before 3.4 made the first one of its Pods.
-    let of_set = format!("{name}-0");
-    let events_api = Api::<Event>::namespaced(client.clone(), namespace);
-    let about = |name: &str| ListParams::default().fields(&format!("involvedObject.name={name}")).limit(vms::CHUNK);
-    let about_vm = about(name);
-    let lease = ListParams::default().fields("metadata.name=vm-operator");
-    let (vms, namespaces) = (vms::api(client, namespace), Api::<Namespace>::all(client.clone()));
-    let (classes, limits, quotas) = (
-        Api::<StorageClass>::all(client.clone()),
-        Api::namespaced(client.clone(), namespace),
-        Api::namespaced(client.clone(), namespace),
-    );
-    let all = ListParams::default();
-    let (vm, pod, pod_of_set, mut events, classes, limits, quotas, found_namespace, deployments, leases, now) = join!(
-        vms.get(name),
-        pods.get_opt(name),
-        pods.get_opt(&of_set),
-        list(&events_api, &about_vm),
-        list(&classes, &all),
-        list(&limits, &all),
-        list(&quotas, &all),
-        namespaces.get(namespace),
-        deployments(client, namespace),
-        anywhere::<Lease>(client, namespace, &lease, |_| true),
-        time_of(client),
-    );
-    let vm = match vm {
-        Ok(object) => FoundVm::new(object)?.vm,
+    let place = Place::new(client, namespace);
+    let vms = vms::api(client, namespace);
+    let (vm, first) = join!(vms.get(name), place.first(name));
+    match vm {
+        Ok(object) => Ok(place.facts(FoundVm::new(object)?.vm, first).await),
         Err(error) => {
             let line = refused(client, &title(name), &["get"], Some(namespace), &error).await;
-            return Err(vms::failure(line, &error));
+            Err(vms::failure(line, &error))
         }
-    };
-    let here = Some(namespace);
-    let pod = known::<_, Pod>(pod, "get", here, &mut unread);
-    let pod = pod.map(|pod| [pod, pod_of_set.ok().flatten()].into_iter().flatten().find_map(|pod| pod_of(&vm, pod)));
-    let pod = match pod {
-        Some(found) => other_pod(&pods, &vm, found, &mut unread).await,
-        None => None,
-    };
-
-    // The second round.
-    let source = git::Source::of(&vm);
-    let deployments = known::<_, Deployment>(deployments, "list", None, &mut unread);
-    let (claims, nodes, applied, manager_pods) = join!(
-        own_claims(client, namespace, &vm),
-        nodes(client, pod.as_ref().and_then(Option::as_ref)),
-        applied(client, source.as_ref()),
-        pods_of(client, deployments.iter().flatten()),
-    );
-    // They only say more of what the Deployment says.
-    let manager_pods = manager_pods.and_then(Result::ok);
-    let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
-    let git = source.map(|source| {
-        let plural = source.kind.resource().plural;
-        let object = applied.and_then(|found| known_of(&plural, found, "get", Some(&source.namespace), &mut unread));
-        (source, object.flatten().and_then(|object| serde_json::to_value(object).ok()))
-    });
-
-    // The third round.
-    let unbound = claims
-        .iter()
-        .flatten()
-        .filter(|claim| claim.phase() != Some("Bound"))
-        .map(|claim| about(&claim.key.name))
-        .collect::<Vec<_>>();
-    let of_claims = join_all(unbound.iter().map(|parameters| list(&events_api, parameters)));
-    let (of_claims, volumes, absent_claims) = join!(
-        of_claims,
-        volumes(client, pod.as_ref().and_then(Option::as_ref), claims.as_deref().unwrap_or_default()),
-        absent_claims(client, namespace, pod.as_ref().and_then(Option::as_ref), claims.as_deref())
-    );
-    if let Ok(events) = &mut events {
-        events.extend(of_claims.into_iter().flatten().flatten());
     }
-    Ok(Facts {
-        events: known::<_, Event>(events, "list", here, &mut unread).unwrap_or_default(),
-        volumes: volumes.and_then(|volumes| known::<_, PersistentVolume>(volumes, "get", None, &mut unread)),
-        git,
-        classes: known::<_, StorageClass>(classes, "list", None, &mut unread),
-        nodes: nodes.and_then(|nodes| known::<_, Node>(nodes, "get and list", None, &mut unread)).map(Into::into),
-        limits: known::<_, k8s_openapi::api::core::v1::LimitRange>(limits, "list", here, &mut unread),
-        quotas: known::<_, k8s_openapi::api::core::v1::ResourceQuota>(quotas, "list", here, &mut unread),
-        namespace: known::<_, Namespace>(found_namespace, "get", None, &mut unread),
-        deployments,
-        manager_pods: manager_pods.unwrap_or_default(),
-        absent_claims,
-        leases: known::<_, Lease>(leases, "list", None, &mut unread),
-        vm,
-        pod,
-        claims,
-        unread,
-        now: now.unwrap_or_else(Timestamp::now),
-    })
+}
+
+/// A namespace with VMs. What they have in common is read once, when the first of them needs it.
+struct Place {
+    client: Client,
+    namespace: String,
+    common: OnceCell<Common>,
+    nodes: OnceCell<Read<Arc<[Node]>>>,
+}
+
+/// What is asked without knowing a VM.
+struct Common {
+    classes: Read<Vec<StorageClass>>,
+    limits: Read<Vec<LimitRange>>,
+    quotas: Read<Vec<ResourceQuota>>,
+    namespace: Read<Namespace>,
+    deployments: Read<Vec<Deployment>>,
+    manager_pods: Vec<Pod>,
+    leases: Read<Vec<Lease>>,
+    now: Option<Timestamp>,
+}
+
+/// What is asked knowing only the name of a VM.
+struct First {
+    pod: kube::Result<Option<DynamicObject>>,
+    pod_of_set: kube::Result<Option<DynamicObject>>,
+    events: kube::Result<Vec<Event>>,
+}
+
+/// The events about the objects of that name.
+fn about(name: &str) -> ListParams {
+    ListParams::default().fields(&format!("involvedObject.name={name}")).limit(vms::CHUNK)
+}
+
+impl Place {
+    fn new(client: &Client, namespace: &str) -> Self {
+        let namespace = namespace.to_owned();
+        Self { client: client.clone(), namespace, common: OnceCell::new(), nodes: OnceCell::new() }
+    }
+
+    fn pods(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource_of_pods())
+    }
+
+    fn events(&self) -> Api<Event> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn common(&self) -> &Common {
+        self.common.get_or_init(|| self.read_common()).await
+    }
+
+    async fn read_common(&self) -> Common {
+        let (client, namespace) = (&self.client, self.namespace.as_str());
+        let here = Some(namespace);
+        let (classes, namespaces) = (Api::<StorageClass>::all(client.clone()), Api::<Namespace>::all(client.clone()));
+        let limits = Api::<LimitRange>::namespaced(client.clone(), namespace);
+        let quotas = Api::<ResourceQuota>::namespaced(client.clone(), namespace);
+        let (all, lease) = (ListParams::default(), ListParams::default().fields("metadata.name=vm-operator"));
+        let (classes, limits, quotas, found, deployments, leases, now) = join!(
+            list(&classes, &all),
+            list(&limits, &all),
+            list(&quotas, &all),
+            namespaces.get(namespace),
+            deployments(client, namespace),
+            anywhere::<Lease>(client, namespace, &lease, |_| true),
+            time_of(client),
+        );
+        let deployments = read::<_, Deployment>(deployments, "list", None);
+        // They only say more of what the Deployment says.
+        let manager_pods = pods_of(client, deployments.iter().flatten()).await.and_then(Result::ok);
+        Common {
+            classes: read::<_, StorageClass>(classes, "list", None),
+            limits: read::<_, LimitRange>(limits, "list", here),
+            quotas: read::<_, ResourceQuota>(quotas, "list", here),
+            namespace: read::<_, Namespace>(found, "get", None),
+            deployments,
+            manager_pods: manager_pods.unwrap_or_default(),
+            leases: read::<_, Lease>(leases, "list", None),
+            now,
+        }
+    }
+
+    /// The first round.
+    async fn first(&self, name: &str) -> First {
+        let (pods, events) = (self.pods(), self.events());
+        // A StatefulSet of a release before 3.4 made the first one of its Pods.
+        let (of_set, about_vm) = (format!("{name}-0"), about(name));
+        let (pod, pod_of_set, events, _) =
+            join!(pods.get_opt(name), pods.get_opt(&of_set), list(&events, &about_vm), self.common());
+        First { pod, pod_of_set, events }
+    }
+
+    /// The rest, and all of it together.
+    async fn facts(&self, vm: VirtualMachine, first: First) -> Facts {
+        let (client, namespace) = (&self.client, self.namespace.as_str());
+        let (here, mut unread) = (Some(namespace), Vec::new());
+        let First { pod, pod_of_set, mut events } = first;
+        let pod = known::<_, Pod>(pod, "get", here, &mut unread);
+        let pod =
+            pod.map(|pod| [pod, pod_of_set.ok().flatten()].into_iter().flatten().find_map(|pod| pod_of(&vm, pod)));
+        let pod = match pod {
+            Some(found) => other_pod(&self.pods(), &vm, found, &mut unread).await,
+            None => None,
+        };
+        let common = self.common().await;
+
+        // The second round.
+        let (source, found_pod) = (git::Source::of(&vm), pod.as_ref().and_then(Option::as_ref));
+        let deployments = kept(common.deployments.clone(), &mut unread);
+        let (claims, nodes, applied) =
+            join!(own_claims(client, namespace, &vm), self.nodes(found_pod), applied(client, source.as_ref()));
+        let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
+        let git = source.map(|source| {
+            let plural = source.kind.resource().plural;
+            let read = applied.map(|found| read_of(&plural, found, "get", Some(&source.namespace)));
+            let object = read.and_then(|read| kept(read, &mut unread)).flatten();
+            (source, object.and_then(|object| serde_json::to_value(object).ok()))
+        });
+
+        // The third round.
+        let unbound = claims
+            .iter()
+            .flatten()
+            .filter(|claim| claim.phase() != Some("Bound"))
+            .map(|claim| about(&claim.key.name))
+            .collect::<Vec<_>>();
+        let events_api = self.events();
+        let of_claims = join_all(unbound.iter().map(|parameters| list(&events_api, parameters)));
+        let (of_claims, volumes, absent_claims) = join!(
+            of_claims,
+            volumes(client, found_pod, claims.as_deref().unwrap_or_default()),
+            absent_claims(client, namespace, found_pod, claims.as_deref())
+        );
+        if let Ok(events) = &mut events {
+            events.extend(of_claims.into_iter().flatten().flatten());
+        }
+        Facts {
+            events: known::<_, Event>(events, "list", here, &mut unread).unwrap_or_default(),
+            volumes: volumes.and_then(|volumes| known::<_, PersistentVolume>(volumes, "get", None, &mut unread)),
+            git,
+            classes: kept(common.classes.clone(), &mut unread),
+            nodes: nodes.and_then(|nodes| kept(nodes, &mut unread)),
+            limits: kept(common.limits.clone(), &mut unread),
+            quotas: kept(common.quotas.clone(), &mut unread),
+            namespace: kept(common.namespace.clone(), &mut unread),
+            deployments,
+            manager_pods: common.manager_pods.clone(),
+            absent_claims,
+            leases: kept(common.leases.clone(), &mut unread),
+            vm,
+            pod,
+            claims,
+            unread,
+            now: common.now.unwrap_or_else(Timestamp::now),
+        }
+    }
+
+    /// The node of a Pod, or all nodes if it has none yet. `None`: nothing was asked.
+    async fn nodes(&self, pod: Option<&Object>) -> Option<Read<Arc<[Node]>>> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let told = |found: kube::Result<Vec<Node>>| read::<_, Node>(found.map(Arc::from), "get and list", None);
+        Some(match pod?.node_name() {
+            Some(node) => told(api.get_opt(node).await.map(|node| node.into_iter().collect())),
+            None => {
+                let all = self.nodes.get_or_init(|| async { told(list(&api, &ListParams::default()).await) });
+                all.await.clone()
+            }
+        })
+    }
 }
 
 /// The Pod, if it is the VM's: its own, or one that a workload has made and that names it.
@@ -386,15 +545,6 @@ async fn applied(client: &Client, source: Option<&git::Source>) -> Option<kube::
     })
 }
 
-/// The node of a Pod, or all nodes if it has none yet. `None`: nothing was asked.
-async fn nodes(client: &Client, pod: Option<&Object>) -> Option<kube::Result<Vec<Node>>> {
-    let api: Api<Node> = Api::all(client.clone());
-    match pod?.node_name() {
-        Some(node) => Some(api.get_opt(node).await.map(|node| node.into_iter().collect())),
-        None => Some(list(&api, &ListParams::default()).await),
-    }
-}
-
 fn resource_of_pods() -> ApiResource {
     ApiResource::erase::<Pod>(&())
 }
@@ -425,6 +575,42 @@ mod tests {
             assert_eq!(is_listed, is_wanted, "{template:?}");
         }
         assert!(!is_of_manager(&Deployment::default()));
+    }
+
+    #[test]
+    fn vms_are_named_or_selected() {
+        let names = |line: &str| crate::cli::parsed::<Options>(line).map(|options| options.selection.names.len());
+        for (line, expected) in
+            [("", 0), ("apple", 1), ("apple vm/pear", 2), ("-A", 0), ("-l tier=web -A", 0), ("--all", 0)]
+        {
+            assert_eq!(names(line).ok(), Some(expected), "{line}");
+        }
+        for line in ["apple -A", "apple -l tier=web", "apple --all", "--all -l tier=web"] {
+            assert!(names(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn one_of_several_vms_has_one_line() {
+        let explained = |line: &str| Explained {
+            namespace: "vms".into(),
+            name: "apple".into(),
+            explanation: Explanation {
+                line: line.into(),
+                cause: None,
+                chain: Vec::new(),
+                also: Vec::new(),
+                unread: Vec::new(),
+            },
+        };
+        let line = "apple does not run: two\nlines\u{1b}[2J";
+        assert_eq!(explained(line).line(false), "apple does not run: two lines\u{fffd}[2J");
+        assert_eq!(explained(line).line(true), "vms/apple does not run: two lines\u{fffd}[2J");
+        let data = json!(explained("apple runs"));
+        assert_eq!(
+            data,
+            json!({ "namespace": "vms", "name": "apple", "line": "apple runs", "chain": [], "also": [], "unread": [] })
+        );
     }
 
     #[test]

@@ -373,6 +373,62 @@ async fn a_disk_that_waits_for_an_upload_is_named() {
 }
 
 #[tokio::test]
+async fn several_vms_have_a_line_each() {
+    let ns = namespace("explain-several").await;
+    let place = ns.namespace.name();
+    node(&ns, "explain-several", json!({})).await;
+    let label = |vm: &mut Value, value: &str| vm["metadata"]["labels"] = json!({ "explain-several": value });
+    for (name, value) in [("apple", place), ("plum", "other")] {
+        ns.create_vm(name, |vm| {
+            label(vm, value);
+            vm["spec"]["vm"]["state"] = json!("Stopped");
+        })
+        .await;
+        says(&ns, name, &format!("{name} is stopped, as its spec wants it")).await;
+    }
+    pending(&ns, "pear", |vm| {
+        label(vm, place);
+        vm["spec"]["nodeSelector"] = json!({ "of": "explain-nowhere" });
+    })
+    .await;
+    says(&ns, "pear", "pear does not run: no node has the labels of=explain-nowhere").await;
+
+    let stopped = |name: &str| format!("{name} is stopped, as its spec wants it");
+    let lost = "pear does not run: no node has the labels of=explain-nowhere".to_owned();
+    let of_place = |line: String| format!("{place}/{line}");
+    let here = format!("explain-several={place}");
+    let cases: [(&[&str], i32, Vec<String>); 9] = [
+        (&["pear", "vm/apple"], 1, vec![lost.clone(), stopped("apple")]),
+        (&["apple", "plum"], 0, vec![stopped("apple"), stopped("plum")]),
+        (&["apple", "nothing", "pear"], 5, vec![stopped("apple"), lost.clone()]),
+        (&["nothing", "none"], 1, vec![]),
+        (&["-l", "explain-several=other"], 0, vec![stopped("plum")]),
+        (&["-l", "explain-several=none"], 0, vec![]),
+        (&["-A", "-l", here.as_str()], 1, vec![of_place(stopped("apple")), of_place(lost.clone())]),
+        (&["--all"], 1, vec![stopped("apple"), lost.clone(), stopped("plum")]),
+        (&[], 1, vec![stopped("apple"), lost.clone(), stopped("plum")]),
+    ];
+    for (arguments, code, lines) in cases {
+        let printed = explain(&ns, arguments);
+        let found: Vec<&str> = printed.data.lines().collect();
+        assert_eq!((printed.code, found.len()), (code, lines.len()), "{arguments:?}: {}{}", printed.data, printed.talk);
+        for (line, words) in found.iter().zip(&lines) {
+            assert!(line.starts_with(words.as_str()), "{arguments:?}: {line}");
+        }
+        let is_told =
+            arguments.contains(&"nothing") == printed.talk.contains("vm/nothing: there is none in the namespace");
+        assert!(is_told && !printed.talk.contains("not everything"), "{arguments:?}: {}", printed.talk);
+    }
+    let printed = explain(&ns, &["apple", "nothing", "pear", "-o", "json"]);
+    let list: Value = serde_json::from_str(&printed.data).unwrap();
+    assert_eq!((printed.code, &list["kind"], &list["items"][2]), (5, &json!("List"), &Value::Null));
+    assert_eq!((&list["items"][0]["name"], &list["items"][0]["cause"]), (&json!("apple"), &Value::Null));
+    let pear = &list["items"][1];
+    assert_eq!((&pear["namespace"], &pear["name"]), (&json!(place), &json!("pear")));
+    assert!(pear["cause"]["cause"] == "SelectorUnmatched" && pear["chain"].is_array(), "{pear}");
+}
+
+#[tokio::test]
 async fn a_volume_on_a_node_that_takes_no_pod_is_named() {
     let ns = namespace("explain-volume").await;
     node(&ns, "explain-home", json!({ "unschedulable": true })).await;

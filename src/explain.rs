@@ -28,6 +28,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
 
+use self::neighbours::Neighbours;
 pub use self::{
     before_pod::lacks_pods,
     cause::{Cause, Stage},
@@ -48,10 +49,12 @@ mod before_pod;
 mod cause;
 pub mod git;
 mod guest;
+pub mod neighbours;
 pub mod page;
 mod pod;
 pub mod surroundings;
 mod taint;
+mod terms;
 #[cfg(test)]
 mod tests;
 pub mod upload;
@@ -78,6 +81,8 @@ pub struct Facts {
     pub events: Vec<Event>,
     /// All nodes, or that of the Pod.
     pub nodes: Option<Arc<[Node]>>,
+    /// The Pods that have a node, if the scheduler's words are about them. `None`: they were not read.
+    pub neighbours: Option<Neighbours>,
     /// The limits of the namespace.
     pub limits: Option<Vec<LimitRange>>,
     /// The quotas of the namespace.

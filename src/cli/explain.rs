@@ -45,6 +45,7 @@ use crate::{
     claims,
     explain::{
         Explanation, Facts, explain, git, lacks_pods,
+        neighbours::{self, Neighbours},
         page::Page,
         surroundings::{self, other_claims},
     },
@@ -293,7 +294,11 @@ struct Place {
     namespace: String,
     common: OnceCell<Common>,
     nodes: OnceCell<Read<Arc<[Node]>>>,
+    neighbours: OnceCell<InTheWay>,
 }
+
+/// The Pods that have a node, and a line if not all of them may be read.
+type InTheWay = (Option<Neighbours>, Option<String>);
 
 /// What is asked without knowing a VM.
 struct Common {
@@ -322,7 +327,13 @@ fn about(name: &str) -> ListParams {
 impl Place {
     fn new(client: &Client, namespace: &str) -> Self {
         let namespace = namespace.to_owned();
-        Self { client: client.clone(), namespace, common: OnceCell::new(), nodes: OnceCell::new() }
+        Self {
+            client: client.clone(),
+            namespace,
+            common: OnceCell::new(),
+            nodes: OnceCell::new(),
+            neighbours: OnceCell::new(),
+        }
     }
 
     fn pods(&self) -> Api<DynamicObject> {
@@ -395,8 +406,12 @@ impl Place {
         // The second round.
         let (source, found_pod) = (git::Source::of(&vm), pod.as_ref().and_then(Option::as_ref));
         let deployments = kept(common.deployments.clone(), &mut unread);
-        let (claims, nodes, applied) =
-            join!(own_claims(client, namespace, &vm), self.nodes(found_pod), applied(client, source.as_ref()));
+        let (claims, nodes, in_the_way, applied) = join!(
+            own_claims(client, namespace, &vm),
+            self.nodes(found_pod),
+            self.in_the_way(found_pod),
+            applied(client, source.as_ref())
+        );
         let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
         let git = source.map(|source| {
             let plural = source.kind.resource().plural;
@@ -404,6 +419,9 @@ impl Place {
             let object = read.and_then(|read| kept(read, &mut unread)).flatten();
             (source, object.and_then(|object| serde_json::to_value(object).ok()))
         });
+
+        let (neighbours, line) = in_the_way.cloned().unwrap_or_default();
+        unread.extend(line);
 
         // The third round.
         let unbound = claims
@@ -428,6 +446,7 @@ impl Place {
             git,
             classes: kept(common.classes.clone(), &mut unread),
             nodes: nodes.and_then(|nodes| kept(nodes, &mut unread)),
+            neighbours,
             limits: kept(common.limits.clone(), &mut unread),
             quotas: kept(common.quotas.clone(), &mut unread),
             namespace: kept(common.namespace.clone(), &mut unread),
@@ -454,6 +473,46 @@ impl Place {
                 all.await.clone()
             }
         })
+    }
+
+    /// The Pods that have a node, if the scheduler's words about a Pod are about them. `None`: nothing was asked.
+    async fn in_the_way(&self, pod: Option<&Object>) -> Option<&InTheWay> {
+        pod.filter(|pod| neighbours::concern(pod))?;
+        Some(self.neighbours.get_or_init(|| self.read_neighbours()).await)
+    }
+
+    /// Those of all namespaces, or if that is forbidden those of this one.
+    async fn read_neighbours(&self) -> InTheWay {
+        let error = match scheduled(&Api::all(self.client.clone())).await {
+            Ok(pods) => return (Some(Neighbours::new(pods, true)), None),
+            Err(error) => error,
+        };
+        let own = match &error {
+            kube::Error::Api(answer) if answer.is_forbidden() => {
+                scheduled(&Api::namespaced(self.client.clone(), &self.namespace)).await.ok()
+            }
+            _ => None,
+        };
+        let neighbours = own.map(|pods| Neighbours::new(pods, false));
+        (neighbours, read::<(), Pod>(Err(error), "list", None).err())
+    }
+}
+
+/// The Pods that have a node and have not ended, without what nobody looks at.
+async fn scheduled(api: &Api<Pod>) -> kube::Result<Vec<Pod>> {
+    let on_nodes = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+    let mut parameters = ListParams::default().fields(on_nodes).limit(vms::CHUNK);
+    let mut pods = Vec::new();
+    loop {
+        let page = api.list(&parameters).await?;
+        parameters.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        pods.extend(page.items.into_iter().map(|mut pod| {
+            pod.metadata.managed_fields = None;
+            pod
+        }));
+        if parameters.continue_token.is_none() {
+            return Ok(pods);
+        }
     }
 }
 

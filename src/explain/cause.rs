@@ -122,7 +122,7 @@ causes! {
     SchedulerMissing, Scheduler, "no scheduler serves the Pod's schedulerName";
     SchedulingGated, Scheduler, "a scheduling gate holds the Pod";
     NoNodes, Scheduler, "the cluster has no node";
-    SelectorUnmatched, Scheduler, "no node has the labels of nodeSelector";
+    SelectorUnmatched, Scheduler, "no node has the labels of nodeSelector, or those that nodeAffinity requires";
     Cordoned, Scheduler, "the nodes that could take the Pod are cordoned";
     Tainted, Scheduler, "the nodes that could take the Pod have a taint that it does not tolerate";
     DeviceMissing, Scheduler, "no node offers a device that the Pod needs";

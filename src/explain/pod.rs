@@ -10,8 +10,9 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    Cause, Facts, Finding, instant, of_condition, owner_of,
+    Cause, Facts, Finding, instant, neighbours, of_condition, owner_of,
     taint::{NOT_READY, is_cordoned, untolerated},
+    terms::Wanted,
     time, upload, volume,
 };
 use crate::{
@@ -69,15 +70,14 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
         return Some(Finding::new(Cause::SchedulingGated, text, todo).at("Pod: spec.schedulingGates").since(since));
     }
     let found = facts.nodes.as_ref().and_then(|nodes| on_no_node(facts, pod, nodes));
+    let found = found.or_else(|| neighbours::in_the_way(facts, pod, message));
     let found = found.unwrap_or_else(|| unschedulable(name, message, describe));
     Some(found.since(since))
 }
 
-/// The scheduler's own words, without what it says of preemption and of resource claims.
+/// The scheduler's own words.
 fn unschedulable(pod: &str, message: &str, describe: String) -> Finding {
-    let ends = [". no new claims to deallocate", ". preemption: ", ". not found"];
-    let end = ends.iter().filter_map(|end| message.find(end)).min().unwrap_or(message.len());
-    let short = message.get(..end).unwrap_or(message);
+    let short = neighbours::said(message);
     let hints = [
         (
             "free ports",
@@ -98,24 +98,10 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
     if nodes.is_empty() {
         return Some(Finding::new(Cause::NoNodes, "the cluster has no node", "add a node: kubectl get nodes"));
     }
-    let selector: BTreeMap<String, String> =
-        serde_json::from_value(pod.spec["nodeSelector"].clone()).unwrap_or_default();
-    let fits = |node: &&Node| selector.iter().all(|(label, value)| node.labels().get(label) == Some(value));
-    let left: Vec<&Node> = nodes.iter().filter(fits).collect();
+    let wanted = Wanted::by(pod);
+    let left: Vec<&Node> = nodes.iter().filter(|node| wanted.fits(node)).collect();
     if left.is_empty() {
-        let wanted: Vec<String> = selector.iter().map(|(label, value)| format!("{label}={value}")).collect();
-        let wanted = wanted.join(",");
-        let who = owner_of(facts.vm.managed_fields(), "/f:spec/f:nodeSelector");
-        let text = format!("no node has the labels {wanted}");
-        let todo =
-            format!("correct nodeSelector, or label a node: kubectl label node NODE {}", wanted.replace(',', " "));
-        let found = Finding::new(Cause::SelectorUnmatched, text, todo);
-        let of_vm = facts.vm.spec.node_selector.as_ref().is_some_and(|of_vm| !of_vm.is_empty());
-        return Some(if of_vm {
-            found.by(who).at("spec.nodeSelector")
-        } else {
-            found.at("Pod: spec.nodeSelector, of a template or a policy")
-        });
+        return Some(wanted.lacking(facts, nodes));
     }
     if left.iter().all(|node| is_cordoned(node)) {
         return Some(cordoned(&left));

@@ -75,6 +75,7 @@ pub(super) fn facts(value: &Value) -> Facts {
         manager_pods: part(value, "manager_pods").unwrap(),
         absent_claims: part(value, "absent_claims").unwrap(),
         nodes: part::<Vec<_>>(value, "nodes").map(Into::into),
+        neighbours: part(value, "neighbours").map(|pods| Neighbours::new(pods, value["sees_all"] != false)),
         limits: part(value, "limits"),
         quotas: part(value, "quotas"),
         namespace: part(value, "namespace"),
@@ -85,7 +86,7 @@ pub(super) fn facts(value: &Value) -> Facts {
     }
 }
 
-fn explained(edit: impl FnOnce(&mut Value)) -> Explanation {
+pub(super) fn explained(edit: impl FnOnce(&mut Value)) -> Explanation {
     let mut value = healthy();
     edit(&mut value);
     explain(&facts(&value))
@@ -98,7 +99,7 @@ fn ready(facts: &mut Value, status: &str, reason: &str, message: &str) {
 }
 
 /// The Pod has no node.
-fn pending(facts: &mut Value, message: &str) {
+pub(super) fn pending(facts: &mut Value, message: &str) {
     ready(facts, "False", "Unschedulable", message);
     facts["pod"]["spec"]["nodeName"] = Value::Null;
     facts["pod"]["status"] = json!({ "phase": "Pending", "conditions": [
@@ -325,8 +326,7 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::Cordoned, |f| { pending(f, "x"); f["nodes"][0]["spec"]["unschedulable"] = json!(true); }, "-> kubectl uncordon node-1"),
     (Cause::Tainted, |f| { pending(f, "0/1 nodes are available: 1 node(s) had untolerated taint(s)"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "value": "red", "effect": "NoSchedule" }]); }, "node node-1 has the taint team=red:NoSchedule"),
     (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); }, "no node offers vmoperator.jdrupes.org/kvm"),
-    (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "example.org/gpu": 1 }); },
-        "no node offers example.org/gpu, which Pod apple needs (Pod: resources, since 2027-01-15T06:00:00Z) -> install the device plugin that offers it"),
+    (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "example.org/gpu": 1 }); }, "no node offers example.org/gpu, which Pod apple needs (Pod: resources, since 2027-01-15T06:00:00Z) -> install the device plugin that offers it"),
     (Cause::DeviceMissing, |f| { pending(f, "x"); larger(f, json!({})); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1001 }); },
         "Pod apple needs 1001 of vmoperator.jdrupes.org/kvm, and no node offers more than 1000 (spec.vm.accelerator, "),
     (Cause::TooLarge, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); }, "requests 9.01 of cpu, and the largest node has 8"),

@@ -1,12 +1,13 @@
 //! Volumes that can only be used on some nodes, such as those of a node's own disks.
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume};
+use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume};
 use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt;
 
 use super::{
     Cause, Facts, Finding,
     taint::{is_cordoned, untolerated},
+    terms::{one_holds, told},
 };
 use crate::observed::Object;
 
@@ -39,7 +40,7 @@ pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&No
     };
     let text = format!(
         "claim {claim} has the volume {name}, which can only be used on nodes with {}, and {text}",
-        wanted(volume)
+        told(terms(volume).unwrap_or_default())
     );
     Some(Finding::new(Cause::VolumeElsewhere, text, todo).at(format!("PersistentVolume {name}: spec.nodeAffinity")))
 }
@@ -97,50 +98,9 @@ fn terms(volume: &PersistentVolume) -> Option<&[NodeSelectorTerm]> {
     Some(&volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?.node_selector_terms)
 }
 
-/// Whether a volume can be used on a node. One of the terms must hold, with all its requirements
-/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity>).
+/// Whether a volume can be used on a node (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity>).
 fn allows(volume: &PersistentVolume, node: &Node) -> bool {
-    terms(volume).is_none_or(|terms| terms.iter().any(|term| holds(term, node)))
-}
-
-fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let name = node.name_any();
-    let by_label = term.match_expressions.iter().flatten().map(|it| (it, node.labels().get(&it.key)));
-    let by_field = term.match_fields.iter().flatten().map(|it| (it, Some(&name)));
-    let mut all = by_label.chain(by_field).peekable();
-    all.peek().is_some() && all.all(|(requirement, value)| is_met(requirement, value))
-}
-
-fn is_met(requirement: &NodeSelectorRequirement, value: Option<&String>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let number = |text: Option<&String>| text.and_then(|text| text.parse::<i64>().ok());
-    let compared = |is: fn(&i64, &i64) -> bool| match (number(value), number(values.first())) {
-        (Some(value), Some(bound)) => is(&value, &bound),
-        _ => false,
-    };
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(|value| values.contains(value)),
-        "NotIn" => value.is_none_or(|value| !values.contains(value)),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compared(i64::gt),
-        "Lt" => compared(i64::lt),
-        // What this program does not know keeps no node away.
-        _ => true,
-    }
-}
-
-/// What a node must have: `kubernetes.io/hostname in (a, b)`.
-fn wanted(volume: &PersistentVolume) -> String {
-    let told = |it: &NodeSelectorRequirement| match it.values.as_deref().unwrap_or_default() {
-        [] => format!("{} {}", it.key, it.operator),
-        values => format!("{} {} ({})", it.key, it.operator.to_lowercase(), values.join(", ")),
-    };
-    let term = |term: &NodeSelectorTerm| {
-        let all = term.match_expressions.iter().chain(&term.match_fields).flatten();
-        all.map(told).collect::<Vec<_>>().join(" and ")
-    };
-    terms(volume).unwrap_or_default().iter().map(term).collect::<Vec<_>>().join(", or ")
+    terms(volume).is_none_or(|terms| one_holds(terms, node))
 }
 
 #[cfg(test)]

@@ -131,6 +131,7 @@ async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<
         git: None,
         classes: None,
         nodes: None,
+        neighbours: None,
         limits: None,
         quotas: None,
         namespace: None,

@@ -5,7 +5,7 @@ use std::{process::Command, time::Instant};
 
 use crate::support::{
     cluster::eventually,
-    managed_namespace::{LIMIT, ManagedNamespace, condition},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, play_node},
 };
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, PersistentVolume, ResourceQuota, Secret},
@@ -113,6 +113,11 @@ async fn node(ns: &ManagedNamespace, name: &str, spec: Value) {
 
 /// A VM whose Pod no node takes, as a scheduler would say.
 async fn pending(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+    pending_as(ns, name, "had untolerated taint(s)", edit).await;
+}
+
+/// The same in these words.
+async fn pending_as(ns: &ManagedNamespace, name: &str, words: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
         vm["spec"]["vm"]["disks"] = json!([]);
         edit(vm);
@@ -120,7 +125,7 @@ async fn pending(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value
     .await;
     ns.pod_when(name, "exists", |_| true).await;
     let condition = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-        "message": "0/1 nodes are available: 1 node(s) had untolerated taint(s).", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        "message": format!("0/1 nodes are available: 1 node(s) {words}."), "lastTransitionTime": "2026-01-01T00:00:00Z" });
     ns.patch_pod_status(name, json!({ "conditions": [condition] })).await;
 }
 
@@ -426,6 +431,71 @@ async fn several_vms_have_a_line_each() {
     let pear = &list["items"][1];
     assert_eq!((&pear["namespace"], &pear["name"]), (&json!(place), &json!("pear")));
     assert!(pear["cause"]["cause"] == "SelectorUnmatched" && pear["chain"].is_array(), "{pear}");
+}
+
+#[tokio::test]
+async fn who_stands_in_the_way_of_a_pod_is_named() {
+    const NODE: &str = "explain-neighbours";
+    let ns = namespace(NODE).await;
+    let place = ns.namespace.name();
+    play_node(&ns.client, NODE).await;
+    node(&ns, NODE, json!({})).await;
+    // It is in the network of its node, with the port of its display.
+    let tapped = |vm: &mut Value| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }]);
+    let here = |vm: &mut Value| vm["spec"]["nodeSelector"] = json!({ "of": NODE });
+    let wants = |vm: &mut Value, kind: &str, required: Value| {
+        vm["spec"]["affinity"] = json!({ kind: { "requiredDuringSchedulingIgnoredDuringExecution": required } });
+    };
+    let of = |label: &str, value: &str| json!([{ "labelSelector": { "matchLabels": { label: value } }, "topologyKey": "of" }]);
+    ns.create_vm("other", |vm| {
+        vm["spec"]["vm"]["disks"] = json!([]);
+        vm["spec"]["nodeName"] = json!(NODE);
+        tapped(vm);
+    })
+    .await;
+    ns.pod_when("other", "on its node", |pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).await;
+
+    pending_as(&ns, "port", "didn't have free ports for the requested pod ports", |vm| {
+        here(vm);
+        tapped(vm);
+    })
+    .await;
+    let taken = format!("Pod {place}/other on node {NODE} has the port 5900/TCP, which Pod port needs too");
+    let said = says(&ns, "port", &format!("{taken} (Pod: spec.containers[vm-runner].ports, since ")).await;
+    let todo = format!("-> kubectl vm stop other -n {place}, or take another port in the VM or its template");
+    assert!(said.lines().next().unwrap().ends_with(&todo) && !said.contains("not known"), "{said}");
+
+    pending_as(&ns, "apart", "didn't match pod anti-affinity rules", |vm| {
+        here(vm);
+        wants(vm, "podAntiAffinity", of("app.kubernetes.io/instance", "other"));
+    })
+    .await;
+    let words = format!(
+        "Pod {place}/other on node {NODE} has the labels app.kubernetes.io/instance=other, with which Pod apart wants to share no of"
+    );
+    says(&ns, "apart", &words).await;
+    pending_as(&ns, "beside", "didn't match pod affinity rules", |vm| {
+        here(vm);
+        wants(vm, "podAffinity", of("app", "nothing"));
+    })
+    .await;
+    let words = format!("no Pod with the labels app=nothing runs in the namespace {place}, and Pod beside wants");
+    says(&ns, "beside", &words).await;
+    pending_as(&ns, "lost", "didn't match Pod's node affinity/selector", |vm| {
+        let term = json!({ "matchExpressions": [{ "key": "of", "operator": "In", "values": ["explain-nowhere"] }] });
+        wants(vm, "nodeAffinity", json!({ "nodeSelectorTerms": [term] }));
+    })
+    .await;
+    says(&ns, "lost", "no node has of in (explain-nowhere) (").await;
+
+    let resource = "--resource=vms.vmoperator.jdrupes.org,pods";
+    ns.namespace.kubectl(&["create", "role", "reader", "--verb=get,list", resource]);
+    ns.namespace.kubectl(&["create", "rolebinding", "reader", "--role=reader", "--user=alice"]);
+    let printed = eventually("alice to read", LIMIT, async || {
+        Some(explain(&ns, &["port", "--as", "alice"])).filter(|printed| printed.data.contains(&taken))
+    })
+    .await;
+    assert!(printed.data.contains("\nnot known: pods in the cluster: you may not list them\n"), "{}", printed.data);
 }
 
 #[tokio::test]

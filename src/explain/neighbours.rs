@@ -39,8 +39,10 @@ impl Neighbours {
     }
 }
 
+type Look = fn(&View<'_>) -> Option<Finding>;
+
 /// Words of the scheduler, and what is looked for then.
-const LOOKS: [(&str, fn(&View<'_>) -> Option<Finding>); 4] = [
+const LOOKS: [(&str, Look); 4] = [
     ("didn't have free ports", port),
     ("didn't match pod anti-affinity rules", apart),
     ("didn't satisfy existing pods anti-affinity rules", refused),

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{Facts, first_cause};
+use super::{Facts, first_cause, neighbours};
 use crate::{
     api::{
         Reason, VirtualMachine, VirtualMachineStatus,
@@ -44,6 +44,8 @@ pub struct Wanted {
     pub nodes: bool,
     /// The node of the Pod.
     pub node: Option<String>,
+    /// The Pods of the namespace that have a node.
+    pub neighbours: bool,
     /// All storage classes.
     pub classes: bool,
     /// These volumes.
@@ -82,6 +84,7 @@ impl Facts {
             classes: None,
             events: Vec::new(),
             nodes: None,
+            neighbours: None,
             limits: None,
             quotas: None,
             namespace: None,
@@ -129,6 +132,7 @@ impl Facts {
         Wanted {
             nodes: is_refused,
             node: None,
+            neighbours: neighbours::concern(pod),
             classes: self.claims.iter().flatten().any(is_unbound),
             volumes,
             claims: other_claims(pod, self.claims.as_deref().unwrap_or_default()),
@@ -234,6 +238,14 @@ mod tests {
                         json!([{ "name": "x", "persistentVolumeClaim": { "claimName": "images" } }]);
                 }),
                 Wanted { claims: vec!["images".into()], ..of_scheduler.clone() },
+                no_events(),
+            ),
+            (
+                "another Pod is in the way",
+                pending(|value| {
+                    value["pod"]["status"]["conditions"][0]["message"] = json!("1 node(s) didn't have free ports");
+                }),
+                Wanted { neighbours: true, ..of_scheduler.clone() },
                 no_events(),
             ),
             (

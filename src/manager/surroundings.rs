@@ -12,9 +12,12 @@ use futures::{
     future::{join_all, try_join_all},
     join,
 };
-use k8s_openapi::api::{
-    core::v1::{Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim},
-    storage::v1::StorageClass,
+use k8s_openapi::{
+    api::{
+        core::v1::{Container, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec},
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
@@ -23,7 +26,7 @@ use tracing::debug;
 
 use crate::{
     cluster::Cluster,
-    explain::{Facts, surroundings::Wanted},
+    explain::{Facts, neighbours::Neighbours, surroundings::Wanted},
     process::ErrorChain,
 };
 
@@ -37,22 +40,25 @@ pub struct Surroundings {
     cluster: Cluster,
     nodes: Shared<Node>,
     classes: Shared<StorageClass>,
+    /// Held while Pods are read, because there may be many.
+    of_pods: Mutex<()>,
 }
 
 impl Surroundings {
     /// Nothing is read yet.
     pub fn new(cluster: Cluster) -> Self {
-        Self { cluster, nodes: Shared::default(), classes: Shared::default() }
+        Self { cluster, nodes: Shared::default(), classes: Shared::default(), of_pods: Mutex::default() }
     }
 
     /// Adds what could show a cause. `has_maker`: the templates put a controller between the VM and its Pod.
     pub async fn add(&self, mut facts: Facts, has_maker: bool) -> Facts {
         let client = &self.cluster.client;
         let namespace = facts.vm.namespace().unwrap_or_default();
-        let Wanted { nodes, node, classes, volumes, claims, namespace: wants_namespace } = facts.wanted();
-        let (all, one, classes, volumes, absent, found) = join!(
+        let Wanted { nodes, node, neighbours, classes, volumes, claims, namespace: wants_namespace } = facts.wanted();
+        let (all, one, neighbours, classes, volumes, absent, found) = join!(
             async { if nodes { self.nodes.get(&self.cluster, trimmed).await } else { None } },
             async { self.node(node?.as_str()).await },
+            async { if neighbours { self.neighbours(&namespace).await } else { None } },
             async { if classes { self.classes.get(&self.cluster, |class| class).await } else { None } },
             self.volumes(&volumes),
             self.absent(&namespace, &claims),
@@ -61,13 +67,13 @@ impl Surroundings {
                 if wants_namespace { self.read(api.get(&namespace)).await } else { None }
             },
         );
-        facts.nodes = all.or(one);
+        (facts.nodes, facts.neighbours) = (all.or(one), neighbours);
         facts.classes = classes.map(|classes| classes.to_vec());
         (facts.volumes, facts.absent_claims, facts.namespace) = (volumes, absent, found);
         let events = Api::<Event>::namespaced(client.clone(), &namespace);
         let of = facts.wanted_events(has_maker);
         let of = of.iter().map(|name| ListParams::default().fields(&format!("involvedObject.name={name}")));
-        let read = join_all(of.map(|parameters| self.read(all_of(&events, parameters)))).await;
+        let read = join_all(of.map(|parameters| self.read(all_of(&events, parameters, |event| event)))).await;
         facts.events = read.into_iter().flatten().flatten().collect();
         facts
     }
@@ -76,6 +82,14 @@ impl Surroundings {
     async fn node(&self, name: &str) -> Option<Arc<[Node]>> {
         let node = self.read(Api::<Node>::all(self.cluster.client.clone()).get_opt(name)).await?;
         Some(node.into_iter().collect())
+    }
+
+    /// The Pods of the namespace that have a node. Who reads the VM need not know of those in other namespaces.
+    async fn neighbours(&self, namespace: &str) -> Option<Neighbours> {
+        let _one_at_a_time = self.of_pods.lock().await;
+        let with_node = ListParams::default().fields("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed");
+        let api = Api::namespaced(self.cluster.client.clone(), namespace);
+        Some(Neighbours::new(self.read(all_of(&api, with_node, reduced)).await?, false))
     }
 
     async fn volumes(&self, names: &[String]) -> Option<Vec<PersistentVolume>> {
@@ -134,22 +148,21 @@ where
             return items.clone();
         }
         let api = Api::all(cluster.client.clone());
-        let found = known(cluster.ask(all_of(&api, ListParams::default())).await);
-        let items: Option<Arc<[R]>> = found.map(|found| found.into_iter().map(trim).collect());
+        let items = known(cluster.ask(all_of(&api, ListParams::default(), trim)).await).map(Arc::from);
         *list = Some(List { read: Instant::now(), items: items.clone() });
         items
     }
 }
 
-/// All objects of a list, in chunks.
-async fn all_of<R>(api: &Api<R>, parameters: ListParams) -> kube::Result<Vec<R>>
+/// All objects of a list, in chunks, each without what is of no use.
+async fn all_of<R>(api: &Api<R>, parameters: ListParams, trim: fn(R) -> R) -> kube::Result<Vec<R>>
 where
     R: Clone + DeserializeOwned + Debug,
 {
     let (mut parameters, mut all) = (parameters.limit(CHUNK), Vec::new());
     loop {
-        let mut list = api.list(&parameters).await?;
-        all.append(&mut list.items);
+        let list = api.list(&parameters).await?;
+        all.extend(list.items.into_iter().map(trim));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
             None => return Ok(all),
@@ -164,4 +177,27 @@ fn trimmed(mut node: Node) -> Node {
         status.images = None;
     }
     node
+}
+
+/// A Pod with what others of its node can collide with.
+fn reduced(pod: Pod) -> Pod {
+    let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = pod.metadata;
+    let spec = pod.spec.map(|spec| {
+        let ports_alone = |container: Container| Container {
+            name: container.name,
+            ports: container.ports,
+            restart_policy: container.restart_policy,
+            ..Container::default()
+        };
+        PodSpec {
+            node_name: spec.node_name,
+            host_network: spec.host_network,
+            affinity: spec.affinity,
+            containers: spec.containers.into_iter().map(ports_alone).collect(),
+            init_containers: spec.init_containers.map(|all| all.into_iter().map(ports_alone).collect()),
+            ..PodSpec::default()
+        }
+    });
+    let metadata = ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, ..ObjectMeta::default() };
+    Pod { metadata, spec, status: None }
 }

@@ -15,7 +15,7 @@ mod ovf;
 mod proxmox;
 pub mod source;
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde_json::Value;
 
@@ -29,6 +29,8 @@ use crate::exchange::Grade;
 pub const LARGEST: usize = 16 << 20;
 /// The longest name of a VM.
 const NAME: usize = 63;
+/// The most VMs of a text.
+const VMS: usize = 1000;
 
 /// Who wrote the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +137,8 @@ impl fmt::Display for Finding {
 /// A VM that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
+    /// The name that it has if nobody wishes another one. No other VM of the text has it in that namespace.
+    pub name: String,
     /// The manifest.
     pub manifest: Value,
     /// What became of each part of the source, by line.
@@ -155,6 +159,8 @@ impl Imported {
 pub struct Wish<'a> {
     /// Its name, instead of that in the source.
     pub name: Option<&'a str>,
+    /// Of several VMs only the one that has this name if nobody wishes another one.
+    pub only: Option<&'a str>,
     /// Its namespace, instead of that in the source.
     pub namespace: Option<&'a str>,
 }
@@ -170,10 +176,47 @@ pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Ve
             format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20),
         ));
     }
-    let text = text.trim_start_matches('\u{feff}');
-    let sources = match format {
-        Format::Libvirt | Format::Ovf => vec![source::xml(text)?],
-        Format::Proxmox => vec![proxmox::source(text)?],
+    let sources = sources(text.trim_start_matches('\u{feff}'), format)?;
+    if sources.is_empty() {
+        return Err(SourceError::new(1, "there is nothing in this file"));
+    }
+    few_enough(sources.len())?;
+    let (mut taken, mut vms, mut others) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for source in &sources {
+        let mut draft = Draft::default();
+        let read = read_one(source, format, &mut draft);
+        let name = own_name(&draft, file, wish, &mut taken);
+        // What is wrong with a VM that nobody wants is no obstacle.
+        if wish.only.is_some_and(|only| only != name) {
+            others.push(name);
+            continue;
+        }
+        read?;
+        vms.push(vm(source, &draft, format, name, wish));
+    }
+    match wish.only {
+        Some(only) if vms.is_empty() => {
+            let names = listed(others.iter().map(String::as_str));
+            Err(SourceError::new(1, format!("no VM of this file gets the name {only:?}: there are {names}")))
+        }
+        _ => Ok(vms),
+    }
+}
+
+/// Names for a message.
+pub fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    const MOST: usize = 10;
+    let more = names.len().saturating_sub(MOST);
+    let names = names.take(MOST).collect::<Vec<_>>().join(", ");
+    if more == 0 { names } else { format!("{names} and {more} more") }
+}
+
+/// The descriptions of VMs in a text.
+fn sources(text: &str, format: Format) -> Result<Vec<Item>, SourceError> {
+    match format {
+        Format::Libvirt => Ok(vec![source::xml(text)?]),
+        Format::Ovf => ovf::sources(text),
+        Format::Proxmox => Ok(vec![proxmox::source(text)?]),
         Format::Kubevirt => {
             let is_vm = |item: &Item| {
                 item.get("kind").is_some_and(|it| it.text().starts_with("VirtualMachine")) && item.get("spec").is_some()
@@ -182,44 +225,79 @@ pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Ve
             if vms.is_empty() {
                 return Err(SourceError::new(1, format!("none of the {} documents is a VirtualMachine", others.len())));
             }
-            vms
+            Ok(vms)
         }
-        Format::Lima => source::yaml(text)?,
-    };
-    if sources.is_empty() {
-        return Err(SourceError::new(1, "there is nothing in this file"));
+        Format::Lima => source::yaml(text),
     }
-    sources.iter().map(|source| vm(source, format, file, wish)).collect()
 }
 
-fn vm(source: &Item, format: Format, file: &str, wish: Wish<'_>) -> Result<Imported, SourceError> {
-    let mut draft = Draft::default();
-    let why = match format {
-        Format::Libvirt => libvirt::read(source, &mut draft).map(|()| libvirt::why as fn(&Item) -> &'static str),
-        Format::Proxmox => proxmox::read(source, &mut draft).map(|()| proxmox::why as _),
-        Format::Kubevirt => kubevirt::read(source, &mut draft).map(|()| kubevirt::why as _),
-        Format::Ovf => ovf::read(source, &mut draft).map(|()| ovf::why as _),
-        Format::Lima => lima::read(source, &mut draft).map(|()| lima::why as _),
-    }?;
-    let mut findings = Vec::new();
-    let written = if draft.name.is_empty() { file } else { &draft.name };
-    let name = match wish.name {
-        Some(name) => name.to_owned(),
-        None => draft::word(written, NAME).unwrap_or_else(|| "vm".into()),
+/// Reads one of them.
+fn read_one(source: &Item, format: Format, draft: &mut Draft) -> Result<(), SourceError> {
+    match format {
+        Format::Libvirt => libvirt::read(source, draft),
+        Format::Proxmox => proxmox::read(source, draft),
+        Format::Kubevirt => kubevirt::read(source, draft),
+        Format::Ovf => ovf::read(source, draft),
+        Format::Lima => lima::read(source, draft),
+    }
+}
+
+/// An error if there are too many: each is compared with the others.
+fn few_enough(vms: usize) -> Result<(), SourceError> {
+    if vms <= VMS {
+        return Ok(());
+    }
+    Err(SourceError::new(1, format!("there are {vms} VMs in this file, and at most {VMS} are read: divide it")))
+}
+
+/// The name of a VM, which is a name of Kubernetes.
+fn valid_name(written: &str) -> String {
+    draft::word(written, NAME).unwrap_or_else(|| "vm".into())
+}
+
+/// The name that a VM has if nobody wishes another one. It is not `taken` in its namespace.
+fn own_name(draft: &Draft, file: &str, wish: Wish<'_>, taken: &mut BTreeSet<(Option<String>, String)>) -> String {
+    let name = valid_name(if draft.name.is_empty() { file } else { &draft.name });
+    let namespace = wish.namespace.or(draft.namespace.as_deref()).map(str::to_owned);
+    let numbered = (2..=VMS).map(|number| {
+        let end = format!("-{number}");
+        let begin = name.get(..NAME - end.len()).unwrap_or(&name).trim_end_matches('-');
+        format!("{begin}{end}")
+    });
+    let free =
+        std::iter::once(name.clone()).chain(numbered).find(|name| taken.insert((namespace.clone(), name.clone())));
+    free.unwrap_or(name)
+}
+
+fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>) -> Imported {
+    let why: fn(&Item) -> &'static str = match format {
+        Format::Libvirt => libvirt::why,
+        Format::Proxmox => proxmox::why,
+        Format::Kubevirt => kubevirt::why,
+        Format::Ovf => ovf::why,
+        Format::Lima => lima::why,
     };
+    let mut findings = Vec::new();
+    let name = wish.name.unwrap_or(&own);
     source.visit(&mut |item, grade, text| {
         let text = if text.is_empty() { why(item) } else { text };
         let (what, text) = (item.label.clone(), text.replace("VM-", &format!("{name}-")));
         let what = if what.is_empty() { "the file".to_owned() } else { what };
         findings.push(Finding { lines: vec![item.line], what, grade, why: text });
     });
-    if name != draft.name && !draft.name.is_empty() && wish.name.is_none() {
-        let why = format!("{name:?} (before: {:?}): names are of lower case letters, digits and hyphens", draft.name);
+    if own != draft.name && !draft.name.is_empty() && wish.name.is_none() {
+        let why = if own == valid_name(&draft.name) {
+            "names are of lower case letters, digits and hyphens"
+        } else {
+            "another VM of the file has that name"
+        };
+        let why = format!("{own:?} (before: {:?}): {why}", draft.name);
         findings.push(Finding { lines: vec![source.line], what: "metadata.name".into(), grade: Grade::Changed, why });
     }
     let namespace = wish.namespace.or(draft.namespace.as_deref());
-    let steps = steps(&draft, &name, namespace);
-    Ok(Imported { manifest: draft.manifest(&name, wish.namespace), findings: together(findings), steps })
+    let steps = steps(draft, name, namespace);
+    let manifest = draft.manifest(name, wish.namespace);
+    Imported { name: own, manifest, findings: together(findings), steps }
 }
 
 /// Parts of the same name and fate become one finding. The order is that of the first lines.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     exchange::Grade,
     files::FileError,
-    import::{self, Format, Imported, LARGEST, Wish, source::SourceError},
+    import::{self, Format, Imported, LARGEST, Wish, listed, source::SourceError},
 };
 
 #[derive(Args)]
@@ -31,6 +31,9 @@ pub(super) struct Options {
     /// The name of the VM, if there is only one.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Of a file with several VMs only this one, by the name that it gets without --name.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
     /// The namespace that is written into the VMs.
     #[arg(long, short, value_name = "NS")]
     namespace: Option<String>,
@@ -69,12 +72,18 @@ impl From<FormatName> for Format {
 pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for file in &options.files {
-        let wish = Wish { name: options.name.as_deref(), namespace: options.namespace.as_deref() };
+        let wish = Wish {
+            name: options.name.as_deref(),
+            only: options.only.as_deref(),
+            namespace: options.namespace.as_deref(),
+        };
         let (format, vms) = read(file, options.from.map(Format::from), wish)?;
         all.extend(vms.into_iter().map(|vm| (file, format, vm)));
     }
     if options.name.is_some() && all.len() > 1 {
-        return Err(Failure::usage(format!("--name is for one VM, and there are {}", all.len())));
+        let (count, names) = (all.len(), listed(all.iter().map(|(_, _, vm)| vm.name.as_str())));
+        let line = format!("--name is for one VM, and there are {count}: {names}. --only NAME takes one of a file");
+        return Err(Failure::usage(line));
     }
     for (_, _, vm) in &all {
         check(vm.manifest["metadata"]["name"].as_str().unwrap_or_default(), &vm.manifest)?;
@@ -87,7 +96,8 @@ pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Fa
         let [same, changed, left_out] = [Grade::Same, Grade::Changed, Grade::LeftOut].map(|grade| vm.count(grade));
         is_left_out |= left_out > 0;
         let parts = counted(same + changed + left_out, "part");
-        note(&format!("{}: {parts}: {same} the same, {changed} changed, {left_out} left out", file.display()));
+        let name = if all.len() > 1 { format!(" {}:", vm.name) } else { String::new() };
+        note(&format!("{}:{name} {parts}: {same} the same, {changed} changed, {left_out} left out", file.display()));
     }
     let manifests: Vec<&Value> = all.iter().map(|(_, _, vm)| &vm.manifest).collect();
     match (&options.output, manifests.as_slice()) {
@@ -168,6 +178,45 @@ mod tests {
     use std::{collections::BTreeMap, fs};
 
     use super::*;
+
+    #[test]
+    fn one_of_several_vms_gets_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("shop.ovf");
+        let systems = "<VirtualSystem ovf:id='web'/><VirtualSystem ovf:id='db'/>";
+        let text =
+            format!("<Envelope xmlns:ovf='o'><VirtualSystemCollection>{systems}</VirtualSystemCollection></Envelope>");
+        fs::write(&file, text).unwrap();
+        let printed = |name: Option<&str>, only: Option<&str>, format: DataFormat| {
+            let options = Options {
+                files: vec![file.clone()],
+                from: None,
+                name: name.map(str::to_owned),
+                only: only.map(str::to_owned),
+                namespace: None,
+                output: format,
+                strict: false,
+                verbose: false,
+            };
+            let mut printed = Vec::new();
+            let exit = run(&options, &mut Output::new(&mut printed));
+            exit.map(|_| String::from_utf8(printed).unwrap())
+        };
+        let names = |text: &str| -> Vec<String> {
+            text.lines().filter_map(|line| line.strip_prefix("  name: ")).map(str::to_owned).collect()
+        };
+        let both = printed(None, None, DataFormat::Yaml).unwrap();
+        assert_eq!(names(&both), ["web", "db"]);
+        assert_eq!(both.lines().filter(|line| *line == "---").count(), 2);
+        let list: Value = serde_json::from_str(&printed(None, None, DataFormat::Json).unwrap()).unwrap();
+        assert_eq!((&list["kind"], &list["items"][1]["metadata"]["name"]), (&json!("List"), &json!("db")));
+        let one = printed(Some("shop-db"), Some("db"), DataFormat::Yaml).unwrap();
+        assert_eq!((names(&one), one.contains("---")), (vec!["shop-db".to_owned()], false));
+        let failure = printed(Some("x"), None, DataFormat::Yaml).unwrap_err();
+        assert_eq!(failure.words(), "--name is for one VM, and there are 2: web, db. --only NAME takes one of a file");
+        let failure = printed(None, Some("mail"), DataFormat::Yaml).unwrap_err();
+        assert!(failure.words().ends_with(": no VM of this file gets the name \"mail\": there are web, db"));
+    }
 
     #[test]
     fn hostile_files_are_refused_with_their_line() {

@@ -2,11 +2,12 @@
 
 use super::{
     draft::{Draft, Link, card, is_mac},
-    source::{Item, SourceError},
+    source::{self, Item, SourceError},
 };
 use crate::exchange::Grade;
 
 mod choice;
+mod collection;
 mod drives;
 mod virtualbox;
 
@@ -34,6 +35,14 @@ mod kind {
     pub const SOUND: u64 = 35;
 }
 
+/// The envelopes of a text: one for each VM.
+pub(super) fn sources(text: &str) -> Result<Vec<Item>, SourceError> {
+    let root = source::xml(text)?;
+    let envelopes = collection::envelopes(&root)?;
+    Ok(if envelopes.is_empty() { vec![root] } else { envelopes })
+}
+
+/// Reads the VM of an envelope that has one.
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     if root.key != "Envelope" {
         return Err(SourceError::new(root.line, format!("<{}> is no envelope of OVF", root.key)));
@@ -44,21 +53,10 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     }
     let mut all = Vec::new();
     systems(root, &mut all);
-    let Some((system, others)) = all.split_first() else {
+    let Some(system) = all.first().copied() else {
         return Err(SourceError::new(root.line, "there is no <VirtualSystem> in this file"));
     };
     system.enter();
-    let read = name(system).map_or("", Item::text);
-    for other in others {
-        let own = name(other).map_or("", Item::text);
-        other.whole(
-            Grade::LeftOut,
-            format!(
-                "{own:?} is not read: one VM is read from a file, and that is the first one, {read:?}. Delete each \
-                 <VirtualSystem> before this one from a copy of the file, and import the copy"
-            ),
-        );
-    }
     draft.spec.insert("guestShutdownStops".into(), true.into());
     if let Some(section) = root.get("NetworkSection") {
         section.whole(Grade::Same, "the networks");
@@ -69,7 +67,7 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
             item.same("words for people");
         }
     }
-    draft.name = read.to_owned();
+    draft.name = name(system).map_or("", Item::text).to_owned();
     for item in [system.get("@id"), system.get("Name")].into_iter().flatten() {
         item.same("metadata.name");
     }
@@ -115,8 +113,8 @@ pub(super) fn why(item: &Item) -> &'static str {
         "StartupSection" => "VMs start independently of each other",
         "EulaSection" => "a licence, which people accept elsewhere",
         "ResourceAllocationSection" => "requests and limits are each VM's (spec.resources)",
-        "File" => "no disk and no drive of this VM uses it",
-        "Disk" => "no drive of this VM uses it",
+        "File" => "no disk and no drive uses it",
+        "Disk" => "no drive uses it",
         _ => "",
     }
 }
@@ -131,23 +129,44 @@ fn is_yes(text: &str) -> bool {
     ["true", "yes", "1"].contains(&text.to_lowercase().as_str())
 }
 
-/// The VMs of a file, also those of collections within collections.
+/// The VMs of an envelope, also those of collections within collections.
 fn systems<'a>(around: &'a Item, found: &mut Vec<&'a Item>) {
     for item in around.items() {
         match item.key.as_str() {
             "VirtualSystem" => found.push(item),
             "VirtualSystemCollection" => {
-                item.enter();
-                if let Some(info) = item.get("Info") {
-                    info.same("words for people");
-                }
-                for name in [item.get("@id"), item.get("Name")].into_iter().flatten() {
-                    name.left_out("nothing groups VMs: write labels");
-                }
+                of_collection(item);
                 systems(item, found);
             }
             _ => {}
         }
+    }
+}
+
+/// What a collection itself says.
+fn of_collection(item: &Item) {
+    item.enter();
+    for part in item.items() {
+        match part.key.as_str() {
+            "Info" => _ = part.same("words for people"),
+            "@id" | "Name" => part.left_out("nothing groups VMs: write labels"),
+            "StartupSection" => startup(part),
+            _ => {}
+        }
+    }
+}
+
+/// In which order the VMs of a collection start.
+fn startup(section: &Item) {
+    section.enter();
+    if let Some(info) = section.get("Info") {
+        info.same("words for people");
+    }
+    for item in section.all("Item") {
+        let (id, order) = (of(item, "@id"), of(item, "@order"));
+        let order = if ["", "0"].contains(&order) { "no order".to_owned() } else { format!("the order {order}") };
+        let what = format!("{id:?} has {order} there: VMs start independently of each other");
+        item.whole(Grade::LeftOut, what);
     }
 }
 

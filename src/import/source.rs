@@ -44,7 +44,7 @@ enum Mark {
 }
 
 /// A part of the source: an element or attribute of XML, a key of YAML, a line or a property of a Proxmox configuration.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Item {
     /// What its parent calls it. Attributes begin with `@`.
     pub key: String,
@@ -83,6 +83,25 @@ impl Item {
     /// All its parts.
     pub fn items(&self) -> &[Self] {
         &self.items
+    }
+
+    /// A copy of it that nobody has used, with these parts in place of its own.
+    pub fn with_items(&self, items: Vec<Self>) -> Self {
+        Self {
+            key: self.key.clone(),
+            label: self.label.clone(),
+            line: self.line,
+            text: self.text.clone(),
+            is_quoted: self.is_quoted,
+            is_list: self.is_list,
+            items,
+            mark: RefCell::default(),
+        }
+    }
+
+    /// How many parts there are, with itself.
+    pub fn count(&self) -> usize {
+        1 + self.items.iter().map(Self::count).sum::<usize>()
     }
 
     /// The first part of a path such as `cpu/topology/@cores`.

@@ -156,6 +156,167 @@ const OVF: &str = r#"<?xml version="1.0"?>
 </Envelope>
 "#;
 
+/// Two VMs, one of them in a collection within a collection.
+const COLLECTION: &str = r#"<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1" xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">
+  <References>
+    <File ovf:href="web.vmdk" ovf:id="f1"/>
+    <File ovf:href="db.vmdk" ovf:id="f2"/>
+    <File ovf:href="tools.iso" ovf:id="f3"/>
+    <File ovf:href="old.vmdk" ovf:id="f4"/>
+  </References>
+  <DiskSection><Info>Disks</Info>
+    <Disk ovf:capacity="8" ovf:capacityAllocationUnits="byte * 2^30" ovf:diskId="d1" ovf:fileRef="f1"/>
+    <Disk ovf:capacity="9" ovf:capacityAllocationUnits="byte * 2^30" ovf:diskId="d2" ovf:fileRef="f2"/>
+  </DiskSection>
+  <VirtualSystemCollection ovf:id="shop">
+    <Info>A shop</Info>
+    <StartupSection><Info>The order</Info>
+      <Item ovf:id="Web" ovf:order="2"/>
+      <Item ovf:id="db" ovf:order="1" ovf:startDelay="5"/>
+      <Item ovf:id="mail" ovf:order="0"/>
+    </StartupSection>
+    <VirtualSystem ovf:id="Web">
+      <VirtualHardwareSection>
+        <Item><rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>2</rasd:VirtualQuantity></Item>
+        <Item><rasd:ResourceType>4</rasd:ResourceType><rasd:VirtualQuantity>1024</rasd:VirtualQuantity></Item>
+        <Item><rasd:HostResource>ovf:/disk/d1</rasd:HostResource><rasd:ResourceType>17</rasd:ResourceType></Item>
+        <Item><rasd:HostResource>ovf:/file/f3</rasd:HostResource><rasd:ResourceType>15</rasd:ResourceType></Item>
+      </VirtualHardwareSection>
+    </VirtualSystem>
+    <VirtualSystemCollection ovf:id="inner">
+      <Info>Data</Info>
+      <VirtualSystem ovf:id="db">
+        <VirtualHardwareSection>
+          <Item><rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>4</rasd:VirtualQuantity></Item>
+          <Item><rasd:ResourceType>4</rasd:ResourceType><rasd:VirtualQuantity>2048</rasd:VirtualQuantity></Item>
+          <Item><rasd:HostResource>ovf:/disk/d2</rasd:HostResource><rasd:ResourceType>17</rasd:ResourceType></Item>
+          <Item><rasd:HostResource>ovf:/file/f3</rasd:HostResource><rasd:ResourceType>15</rasd:ResourceType></Item>
+        </VirtualHardwareSection>
+      </VirtualSystem>
+    </VirtualSystemCollection>
+  </VirtualSystemCollection>
+</Envelope>
+"#;
+
+#[test]
+fn each_vm_of_a_collection_has_a_list_of_its_own() {
+    let vms = read(COLLECTION, Format::Ovf, "file", Wish::default()).unwrap();
+    let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+    assert_eq!(names, ["web", "db"]);
+    let [web, db] = vms.as_slice() else { panic!("{vms:#?}") };
+    for (vm, cpus, ram, disk, size) in [(web, 2, "1Gi", "d1", "8Gi"), (db, 4, "2Gi", "d2", "9Gi")] {
+        let machine = &vm.manifest["spec"]["vm"];
+        assert_eq!(vm.manifest["metadata"]["name"], vm.name.as_str());
+        assert_eq!((&machine["maximumCpus"], &machine["maximumRam"]), (&cpus.into(), &ram.into()));
+        let claim = &machine["disks"][0]["volumeClaimTemplate"];
+        assert_eq!(claim["metadata"]["name"], disk);
+        assert_eq!(claim["spec"]["resources"]["requests"]["storage"], size);
+        assert_eq!(machine["disks"][1], serde_json::json!({ "cdrom": { "image": "" } }), "both have the CD");
+        assert!(vm.steps.contains(&format!("  kubectl delete pod {}-import", vm.name)), "{:#?}", vm.steps);
+    }
+    let not_same = |vm: &Imported| -> Vec<String> {
+        let findings = vm.findings.iter().filter(|it| it.grade != Grade::Same);
+        findings.map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        not_same(web),
+        [
+            "6: <References/File>: no equivalent: no disk and no drive uses it",
+            "9: <DiskSection/Disk>: changed: its content has to be copied into the claim web-d1-disk (see the comments)",
+            "12: <VirtualSystemCollection id>: no equivalent: nothing groups VMs: write labels",
+            "15: <VirtualSystemCollection/StartupSection/Item>: no equivalent: \"Web\" has the order 2 there: VMs start \
+             independently of each other",
+            "17: <VirtualSystemCollection/StartupSection/Item>: no equivalent: \"mail\" has no order there: VMs start \
+             independently of each other",
+            "19: metadata.name: changed: \"web\" (before: \"Web\"): names are of lower case letters, digits and hyphens",
+            "23: <VirtualSystemCollection/VirtualSystem/VirtualHardwareSection/Item>: changed: a disk on virtio: Windows needs \
+             the driver viostor before it moves",
+            "24: <VirtualSystemCollection/VirtualSystem/VirtualHardwareSection/Item>: changed: an empty drive: put tools.iso \
+             into the image repository, or set spec.vm.disks[].cdrom.image to a URL",
+        ]
+    );
+    assert_eq!(
+        not_same(db),
+        [
+            "10: <DiskSection/Disk>: changed: its content has to be copied into the claim db-d2-disk (see the comments)",
+            "16: <VirtualSystemCollection/StartupSection/Item>: no equivalent: \"db\" has the order 1 there: VMs start \
+             independently of each other",
+            "27: <VirtualSystemCollection/VirtualSystemCollection id>: no equivalent: nothing groups VMs: write labels",
+            "33: <VirtualSystemCollection/VirtualSystemCollection/VirtualSystem/VirtualHardwareSection/Item>: changed: a disk on \
+             virtio: Windows needs the driver viostor before it moves",
+            "34: <VirtualSystemCollection/VirtualSystemCollection/VirtualSystem/VirtualHardwareSection/Item>: changed: an empty \
+             drive: put tools.iso into the image repository, or set spec.vm.disks[].cdrom.image to a URL",
+        ]
+    );
+    // Only the CD is in both.
+    let lines = |vm: &Imported| -> Vec<usize> {
+        let files = vm.findings.iter().filter(|it| it.what == "<References/File>");
+        files.flat_map(|it| it.lines.iter().copied()).collect()
+    };
+    assert_eq!((lines(web), lines(db)), (vec![3, 5, 6], vec![4, 5]));
+}
+
+/// Several VMs of one name are called differently, and one of them can be chosen.
+#[test]
+fn the_vms_of_a_text_have_names_of_their_own() {
+    let system = |id: &str| format!("<VirtualSystem ovf:id='{id}'/>");
+    let long = "x".repeat(70);
+    let systems: String = ["a b", "A.B", "a-b-2", "", "a b", &long, &long].map(system).concat();
+    let text =
+        format!("<Envelope xmlns:ovf='o'><VirtualSystemCollection>{systems}</VirtualSystemCollection></Envelope>");
+    let vms = read(&text, Format::Ovf, "a b", Wish::default()).unwrap();
+    let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+    let (whole, cut) = ("x".repeat(63), format!("{}-2", "x".repeat(61)));
+    assert_eq!(names, ["a-b", "a-b-2", "a-b-2-2", "a-b-3", "a-b-4", &whole, &cut]);
+    let whys = |vm: &Imported| -> Vec<String> {
+        let findings = vm.findings.iter().filter(|it| it.what == "metadata.name");
+        findings.map(|it| it.why.clone()).collect()
+    };
+    assert_eq!(whys(&vms[0]), ["\"a-b\" (before: \"a b\"): names are of lower case letters, digits and hyphens"]);
+    assert_eq!(whys(&vms[1]), ["\"a-b-2\" (before: \"A.B\"): another VM of the file has that name"]);
+    assert_eq!(whys(&vms[3]), Vec::<String>::new(), "it has no name");
+    let wish = Wish { only: Some("a-b-3"), name: Some("new"), ..Wish::default() };
+    let chosen = read(&text, Format::Ovf, "a b", wish).unwrap();
+    assert_eq!(chosen.len(), 1);
+    assert_eq!((chosen[0].name.as_str(), &chosen[0].manifest["metadata"]["name"]), ("a-b-3", &"new".into()));
+    let wish = Wish { only: Some("c"), ..Wish::default() };
+    let error = read(&text, Format::Ovf, "a b", wish).unwrap_err();
+    assert!(error.message.starts_with("no VM of this file gets the name \"c\": there are a-b, a-b-2, "), "{error}");
+    let names = ["a"; 12];
+    assert_eq!(listed(names.iter().copied()), "a, a, a, a, a, a, a, a, a, a and 2 more");
+}
+
+#[test]
+fn a_vm_that_can_not_be_is_no_obstacle_if_another_one_is_wanted() {
+    let system = |id: &str, guest: &str| {
+        format!("<VirtualSystem ovf:id='{id}'><OperatingSystemSection osType='{guest}'/></VirtualSystem>")
+    };
+    let text = format!("<Envelope xmlns:ovf='o'>{}{}</Envelope>", system("a", "arm-debian"), system("b", "debian"));
+    let error = read(&text, Format::Ovf, "file", Wish::default()).unwrap_err();
+    assert!(error.message.contains("aarch64"), "{error}");
+    let only = |name| read(&text, Format::Ovf, "file", Wish { only: Some(name), ..Wish::default() });
+    assert_eq!(only("b").unwrap().len(), 1);
+    assert!(only("a").is_err());
+}
+
+#[test]
+fn a_file_with_too_many_vms_is_refused() {
+    let envelope = |files: &str, system: &str, count: usize| {
+        format!("<Envelope xmlns:ovf='o'><References>{files}</References>{}</Envelope>", system.repeat(count))
+    };
+    let refused = |text: &str| read(text, Format::Ovf, "file", Wish::default()).unwrap_err().message;
+    let many = refused(&envelope("", "<VirtualSystem/>", VMS + 1));
+    assert_eq!(many, "there are 1001 VMs in this file, and at most 1000 are read: divide it");
+    // Each VM has the whole file.
+    let attributes: String = (0..2000).map(|number| format!(" a{number}=''")).collect();
+    let files = format!("<File ovf:id='f'{attributes}/>");
+    let system = "<VirtualSystem><VirtualHardwareSection><Item><HostResource>ovf:/file/f</HostResource></Item>\
+                  </VirtualHardwareSection></VirtualSystem>";
+    let shared = refused(&envelope(&files, system, 300));
+    assert!(shared.contains("have more than 400000 parts"), "{shared}");
+    assert_eq!(read(&envelope(&files, system, 30), Format::Ovf, "file", Wish::default()).unwrap().len(), 30);
+}
+
 #[test]
 fn a_configuration_of_proxmox() {
     insta::assert_snapshot!(shown(PROXMOX, Format::Proxmox));
@@ -251,27 +412,30 @@ fn nothing_is_dropped_silently() {
         (KUBEVIRT, Format::Kubevirt),
         (LIMA, Format::Lima),
         (OVF, Format::Ovf),
+        (COLLECTION, Format::Ovf),
     ] {
         let texts = with_an_unknown_part(text, format);
         assert!(texts.len() > 10, "{format:?}: {}", texts.len());
         for text in texts {
-            let sources = match format {
-                Format::Libvirt | Format::Ovf => source::xml(&text).map(|source| vec![source]),
-                Format::Proxmox => proxmox::source(&text).map(|source| vec![source]),
-                Format::Kubevirt | Format::Lima => source::yaml(&text),
-            };
-            let source = sources.unwrap_or_else(|error| panic!("{error}: {text}")).swap_remove(0);
-            let vm = vm(&source, format, "file", Wish::default()).unwrap();
-            let path = path_to(&source, "zzqq").unwrap_or_else(|| panic!("it is not read: {text}"));
-            let is_listed = |item: &Item, grades: &[Grade]| {
-                vm.findings
-                    .iter()
-                    .any(|it| it.what == item.label && it.lines.contains(&item.line) && grades.contains(&it.grade))
-            };
-            let all = [Grade::Same, Grade::Changed, Grade::LeftOut];
-            let (last, around) = path.split_last().unwrap();
-            let listed = is_listed(last, &all) || around.iter().any(|item| is_listed(item, &all[1..]));
-            assert!(listed, "{format:?}: {}: it is dropped silently: {:#?}", last.label, vm.findings);
+            let sources = sources(&text, format).unwrap_or_else(|error| panic!("{error}: {text}"));
+            let mut count = 0;
+            for source in &sources {
+                let mut draft = Draft::default();
+                read_one(source, format, &mut draft).unwrap();
+                let vm = vm(source, &draft, format, "file".into(), Wish::default());
+                let Some(path) = path_to(source, "zzqq") else { continue };
+                count += 1;
+                let is_listed = |item: &Item, grades: &[Grade]| {
+                    vm.findings
+                        .iter()
+                        .any(|it| it.what == item.label && it.lines.contains(&item.line) && grades.contains(&it.grade))
+                };
+                let all = [Grade::Same, Grade::Changed, Grade::LeftOut];
+                let (last, around) = path.split_last().unwrap();
+                let listed = is_listed(last, &all) || around.iter().any(|item| is_listed(item, &all[1..]));
+                assert!(listed, "{format:?}: {}: it is dropped silently: {:#?}", last.label, vm.findings);
+            }
+            assert!(count > 0, "it is not read: {text}");
         }
     }
 }
@@ -364,7 +528,7 @@ fn a_namespace_that_can_not_be_is_not_taken() {
     let imported = |namespace: &str, wish: Option<&str>| {
         let text = KUBEVIRT.replace("  name: win\n", &format!("  name: win\n  namespace: '{namespace}'\n"));
         let text = text.replace("dataVolume: {name: root}", "persistentVolumeClaim: {claimName: root}");
-        let wish = Wish { name: None, namespace: wish };
+        let wish = Wish { namespace: wish, ..Wish::default() };
         read(&text, Format::Kubevirt, "file", wish).unwrap().remove(0)
     };
     let well = imported("vms", None);

@@ -80,13 +80,20 @@ impl<'a> Package<'a> {
 
     /// What `ovf:/disk/ID`, `/disk/ID` or `ovf:/file/ID` names: a disk, and its file.
     fn find(&self, name: &str) -> (Option<&'a Item>, Option<&'a Item>) {
-        let (folder, id) = name.rsplit_once('/').unwrap_or(("", name));
-        if folder.ends_with("file") {
-            return (None, self.files.get(id).copied());
+        match target(name) {
+            (true, id) => (None, self.files.get(id).copied()),
+            (false, id) => {
+                let disk = self.disks.get(id).copied();
+                (disk, disk.and_then(|disk| self.files.get(of(disk, "@fileRef")).copied()))
+            }
         }
-        let disk = self.disks.get(id).copied();
-        (disk, disk.and_then(|disk| self.files.get(of(disk, "@fileRef")).copied()))
     }
+}
+
+/// Whether a name of hardware is that of a file, not of a disk, and its ID.
+pub(super) fn target(name: &str) -> (bool, &str) {
+    let (folder, id) = name.rsplit_once('/').unwrap_or(("", name));
+    (folder.ends_with("file"), id)
 }
 
 fn disk<'a>(package: &Package<'a>, item: &'a Item, seen: &mut BTreeSet<&'a str>, draft: &mut Draft) {

@@ -340,7 +340,7 @@ fn drives_are_in_the_order_of_their_controllers() {
         }
         says(&vm, ITEM, Grade::Changed, "put x.iso into the image repository");
         says(&vm, "<References/File>", Grade::LeftOut, "the firmware's variables");
-        says(&vm, "<References/File>", Grade::LeftOut, "no disk and no drive of this VM uses it");
+        says(&vm, "<References/File>", Grade::LeftOut, "no disk and no drive uses it");
     }
 }
 
@@ -484,29 +484,55 @@ fn the_guest_tells_clock_and_architecture() {
 }
 
 #[test]
-fn the_first_vm_of_a_collection_is_read_and_the_others_are_named() {
-    let vm = |id: &str| format!("<VirtualSystem ovf:id='{id}'><VirtualHardwareSection/></VirtualSystem>");
-    let (web, db) = (vm("web"), vm("db"));
-    for (text, path) in [
-        (
-            format!("<VirtualSystemCollection ovf:id='c'><Info/>{web}{db}</VirtualSystemCollection>"),
-            "VirtualSystemCollection",
-        ),
-        (
-            format!(
-                "<VirtualSystemCollection><VirtualSystemCollection>{web}{db}</VirtualSystemCollection></VirtualSystemCollection>"
-            ),
-            "VirtualSystemCollection/VirtualSystemCollection",
-        ),
-    ] {
-        let vm = imported(&format!("<Envelope xmlns:ovf='o'>{text}</Envelope>"));
-        assert_eq!(vm.manifest["metadata"]["name"], json!("web"));
-        let part = format!("<{path}/VirtualSystem>");
-        says(
-            &vm,
-            &part,
-            Grade::LeftOut,
-            "\"db\" is not read: one VM is read from a file, and that is the first one, \"web\"",
-        );
+fn what_no_vm_names_is_told_once() {
+    let vm = |id: &str| {
+        let hardware = computer() + &item(17, &[&format!("HostResource=/disk/{id}")]);
+        let setting = format!("<vmw:ExtraConfig vmw:key='nvram' vmw:value='ovf:/file/{id}-n'/>");
+        format!(
+            "<VirtualSystem ovf:id='{id}'><VirtualHardwareSection>{hardware}{setting}</VirtualHardwareSection></VirtualSystem>"
+        )
+    };
+    let file = |id: &str, name: &str| format!("<File ovf:id='{id}' ovf:href='{name}'/>");
+    let files = [
+        file("a", "a.vmdk"),
+        file("b", "b.vmdk"),
+        file("base", "base.vmdk"),
+        file("b-n", "b.nvram"),
+        file("x", "x.vmdk"),
+    ]
+    .concat();
+    let disks = "<Disk diskId='a' capacity='8000000' fileRef='a'/>\
+                 <Disk diskId='b' capacity='8000000' fileRef='b' parentRef='base'/>\
+                 <Disk diskId='base' capacity='8000000' fileRef='base' parentRef='b'/>";
+    let options = "<DeploymentOptionSection><Configuration ovf:id='small'/><Configuration ovf:id='big'/></DeploymentOptionSection>";
+    let text = format!(
+        "<Envelope xmlns:ovf='o' xmlns:rasd='r' xmlns:vmw='v'><References>{files}</References><DiskSection><Info/>{disks}</DiskSection>\
+         <NetworkSection><Network ovf:name='n'/></NetworkSection>{options}<VirtualSystemCollection><ProductSection/>{}{}\
+         <VirtualSystemCollection><Name>empty</Name></VirtualSystemCollection></VirtualSystemCollection></Envelope>",
+        vm("a"),
+        vm("b")
+    );
+    let vms = import::read(&text, Format::Ovf, "file", Wish::default()).unwrap();
+    let [a, b] = vms.as_slice() else { panic!("{vms:#?}") };
+    assert_eq!([drives(a), drives(b)], [["a"], ["b"]]);
+    // Which configuration is read counts for both.
+    for vm in [a, b] {
+        says(vm, "<DeploymentOptionSection/Configuration>", Grade::LeftOut, "\"small\" is read");
     }
+    let has = |vm: &Imported, what: &str| vm.findings.iter().any(|it| it.what == what);
+    for what in [
+        "<NetworkSection>",
+        "<DiskSection/Info>",
+        "<VirtualSystemCollection/ProductSection>",
+        "<VirtualSystemCollection/VirtualSystemCollection/Name>",
+    ] {
+        assert!(has(a, what) && !has(b, what), "{what}: {vms:#?}");
+    }
+    says(a, "<References/File>", Grade::LeftOut, "no disk and no drive uses it");
+    says(b, "<References/File>", Grade::LeftOut, "the firmware's variables");
+    says(b, "<DiskSection/Disk parentRef>", Grade::LeftOut, "make one disk of both");
+    says(b, "<DiskSection/Disk>", Grade::LeftOut, "no drive uses it");
+    let is_unused =
+        |vm: &Imported| vm.findings.iter().any(|it| it.what == "<DiskSection/Disk>" && it.grade == Grade::LeftOut);
+    assert!(!is_unused(a), "{:#?}", a.findings);
 }

@@ -79,7 +79,7 @@ impl Format {
                 () => wrong("this XML is neither a domain of libvirt nor an envelope of OVF"),
             };
         }
-        if text.contains("kubevirt.io/v1") && begins("kind:") {
+        if text.contains("kubevirt.io/v1") && (begins("kind:") || text.trim_start().starts_with('{')) {
             return Ok(Self::Kubevirt);
         }
         if ["images:", "base:", "minimumLimaVersion:", "vmType:", "provision:", "containerd:"]
@@ -176,7 +176,7 @@ pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Ve
             format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20),
         ));
     }
-    let sources = sources(text.trim_start_matches('\u{feff}'), format)?;
+    let (sources, between) = sources(text.trim_start_matches('\u{feff}'), format)?;
     if sources.is_empty() {
         return Err(SourceError::new(1, "there is nothing in this file"));
     }
@@ -197,10 +197,17 @@ pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Ve
     match wish.only {
         Some(only) if vms.is_empty() => {
             let names = listed(others.iter().map(String::as_str));
-            Err(SourceError::new(1, format!("no VM of this file gets the name {only:?}: there are {names}")))
+            return Err(SourceError::new(1, format!("no VM of this file gets the name {only:?}: there are {names}")));
         }
-        _ => Ok(vms),
+        Some(_) => {}
+        None => {
+            if let Some(first) = vms.first_mut() {
+                first.findings.extend(between);
+                first.findings.sort_by_key(|finding| finding.lines.first().copied());
+            }
+        }
     }
+    Ok(vms)
 }
 
 /// Names for a message.
@@ -211,24 +218,16 @@ pub fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     if more == 0 { names } else { format!("{names} and {more} more") }
 }
 
-/// The descriptions of VMs in a text.
-fn sources(text: &str, format: Format) -> Result<Vec<Item>, SourceError> {
-    match format {
-        Format::Libvirt => Ok(vec![source::xml(text)?]),
+/// The descriptions of VMs in a text, and what became of what is between them.
+fn sources(text: &str, format: Format) -> Result<(Vec<Item>, Vec<Finding>), SourceError> {
+    let sources = match format {
+        Format::Libvirt => libvirt::sources(text),
         Format::Ovf => ovf::sources(text),
-        Format::Proxmox => Ok(vec![proxmox::source(text)?]),
-        Format::Kubevirt => {
-            let is_vm = |item: &Item| {
-                item.get("kind").is_some_and(|it| it.text().starts_with("VirtualMachine")) && item.get("spec").is_some()
-            };
-            let (vms, others): (Vec<Item>, Vec<Item>) = source::yaml(text)?.into_iter().partition(is_vm);
-            if vms.is_empty() {
-                return Err(SourceError::new(1, format!("none of the {} documents is a VirtualMachine", others.len())));
-            }
-            Ok(vms)
-        }
+        Format::Proxmox => proxmox::source(text).map(|source| vec![source]),
+        Format::Kubevirt => return kubevirt::sources(text),
         Format::Lima => source::yaml(text),
-    }
+    };
+    Ok((sources?, Vec::new()))
 }
 
 /// Reads one of them.

@@ -1,12 +1,87 @@
 //! `VirtualMachine` and `VirtualMachineInstance` of KubeVirt (<https://kubevirt.io/api-reference/>).
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{
+    Finding,
     draft::{self, Content, Draft, Link, Place, card, is_mac},
-    source::{Item, SourceError},
+    source::{self, Item, SourceError},
 };
 use crate::{api::Quantity, exchange::Grade, render::valid::is_dns_label};
+
+const INSTANCETYPE: &str = "write CPUs and memory out: kubectl get vmi -o yaml shows those of a running VM";
+
+/// The VMs of a text, also those of lists, and what became of what else KubeVirt calls a VirtualMachine.
+pub(super) fn sources(text: &str) -> Result<(Vec<Item>, Vec<Finding>), SourceError> {
+    let mut objects = Vec::new();
+    for document in source::yaml(text)? {
+        unpack(document, &mut objects);
+    }
+    let count = objects.len();
+    let is_vm = |item: &Item| {
+        ["VirtualMachine", "VirtualMachineInstance"].contains(&of(item, "kind")) && item.get("spec").is_some()
+    };
+    let (mut vms, others): (Vec<Item>, Vec<Item>) = objects.into_iter().partition(is_vm);
+    let others: Vec<Finding> = others.iter().filter_map(no_vm).collect();
+    if vms.is_empty() {
+        return Err(match others.first() {
+            Some(Finding { lines, what, why, .. }) => {
+                SourceError::new(lines.first().copied().unwrap_or(1), format!("{what}: {why}"))
+            }
+            None => SourceError::new(1, format!("none of the {count} objects is a VirtualMachine")),
+        });
+    }
+    let name = |item: &Item| (of(item, "metadata/namespace").to_owned(), of(item, "metadata/name").to_owned());
+    let is_instance = |item: &Item| of(item, "kind") == "VirtualMachineInstance";
+    let names: BTreeSet<_> = vms.iter().filter(|item| !is_instance(item)).map(name).collect();
+    // `kubectl get vm,vmi` prints both.
+    vms.retain(|item| !is_instance(item) || !names.contains(&name(item)));
+    Ok((vms, others))
+}
+
+/// The objects of a document: those of a list, as `kubectl get` prints several, or itself.
+fn unpack(document: Item, found: &mut Vec<Item>) {
+    let kind = of(&document, "kind").strip_suffix("List").filter(|_| document.get("items").is_some());
+    let Some(kind) = kind.map(str::to_owned) else { return found.push(document) };
+    let list = document.into_items().into_iter().find(|item| item.key == "items");
+    for mut item in list.into_iter().flat_map(Item::into_items) {
+        // The API server leaves the kind out in a list of one kind.
+        if item.get("kind").is_none() && !kind.is_empty() {
+            let label = format!("{}.kind", item.label);
+            item.push(Item::new("kind", label, item.line, Some(kind.clone())));
+        }
+        unpack(item, found);
+    }
+}
+
+/// What becomes of an object that is no VM, if it is one of those that may be taken for VMs.
+fn no_vm(item: &Item) -> Option<Finding> {
+    let kind = of(item, "kind");
+    let why = match kind {
+        "VirtualMachine" | "VirtualMachineInstance" => "it has no spec",
+        "VirtualMachinePool" => {
+            "it makes VMs of a template: import one of them (kubectl get vm NAME -o yaml), and make a VmPool of it (docs/pools.md)"
+        }
+        "VirtualMachineInstanceReplicaSet" => {
+            "it makes VMs of a template: import one of them (kubectl get vmi NAME -o yaml), and make a VmPool of it (docs/pools.md)"
+        }
+        "VirtualMachineInstancetype"
+        | "VirtualMachineClusterInstancetype"
+        | "VirtualMachinePreference"
+        | "VirtualMachineClusterPreference" => INSTANCETYPE,
+        kind if kind.starts_with("VirtualMachine") => "it is no VM",
+        _ => return None,
+    };
+    let what = format!("{kind} {}", of(item, "metadata/name"));
+    Some(Finding { lines: vec![item.line], what: what.trim_end().to_owned(), grade: Grade::LeftOut, why: why.into() })
+}
+
+/// The text of a part of an item.
+fn of<'a>(item: &'a Item, path: &str) -> &'a str {
+    item.get(path).map_or("", Item::text)
+}
 
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     root.enter();
@@ -68,9 +143,7 @@ pub(super) fn why(item: &Item) -> &'static str {
         "gpus" | "hostDevices" | "resourceClaims" => {
             "devices of a node come from a device plugin and a template (example/templates/gpu-and-usb)"
         }
-        "instancetype" | "preference" => {
-            "write CPUs and memory out: kubectl get vmi -o yaml shows those of a running VM"
-        }
+        "instancetype" | "preference" => INSTANCETYPE,
         "evictionStrategy" | "migrationPolicy" => "VMs do not migrate: they are shut down",
         "tolerations"
         | "topologySpreadConstraints"
@@ -106,8 +179,9 @@ fn metadata(root: &Item, draft: &mut Draft) {
                     .iter()
                     .partition(|it| !it.key.contains("kubevirt.io/") && !it.key.contains("kubectl.kubernetes.io/"));
                 let map = if item.key == "labels" { &mut draft.labels } else { &mut draft.annotations };
+                let field = format!("metadata.{}", item.key);
                 for item in own {
-                    map.insert(item.key.clone(), item.same(item.label.clone()).into());
+                    map.insert(item.key.clone(), item.same(format!("{field}.{}", item.key)).into());
                 }
                 for item in tools {
                     item.left_out("it is for KubeVirt or kubectl");

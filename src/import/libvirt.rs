@@ -2,11 +2,25 @@
 
 use super::{
     draft::{self, Content, Draft, Link, Place},
-    source::{Item, SourceError},
+    source::{self, Item, SourceError},
 };
 use crate::exchange::Grade;
 
 mod devices;
+
+/// The domains of a text: one, those in `<domains>`, or one after the other, as several calls of `virsh dumpxml` print them.
+pub(super) fn sources(text: &str) -> Result<Vec<Item>, SourceError> {
+    const AROUND: &str = "domains";
+    match source::xml_parts(text, AROUND) {
+        Err(_) if text.matches("</domain>").count() > 1 => {
+            // The lines stay the same.
+            let begin = if text.starts_with("<?xml") { text.find("?>").map_or(0, |at| at + 2) } else { 0 };
+            let (declaration, domains) = text.split_at(begin);
+            source::xml_parts(&format!("{declaration}<{AROUND}>{domains}</{AROUND}>"), AROUND)
+        }
+        parts => parts,
+    }
+}
 
 /// Reads a domain.
 pub(super) fn read(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> {

@@ -85,6 +85,11 @@ impl Item {
         &self.items
     }
 
+    /// Its parts, without itself.
+    pub fn into_items(self) -> Vec<Self> {
+        self.items
+    }
+
     /// A copy of it that nobody has used, with these parts in place of its own.
     pub fn with_items(&self, items: Vec<Self>) -> Self {
         Self {
@@ -212,8 +217,25 @@ impl Item {
 /// # Errors
 /// If it is no XML, has a document type (which may define entities), is too large or too deep.
 pub fn xml(text: &str) -> Result<Item, SourceError> {
+    element(document(text)?.root_element(), "", &Lines::new(text), 0)
+}
+
+/// The root element of an XML text, or if it is called so, its parts, each as if it were a root.
+///
+/// # Errors
+/// As those of [`xml`].
+pub fn xml_parts(text: &str, around: &str) -> Result<Vec<Item>, SourceError> {
+    let (document, lines) = (document(text)?, Lines::new(text));
+    let root = document.root_element();
+    if root.tag_name().name() != around {
+        return Ok(vec![element(root, "", &lines, 0)?]);
+    }
+    root.children().filter(roxmltree::Node::is_element).map(|part| element(part, "", &lines, 0)).collect()
+}
+
+fn document(text: &str) -> Result<roxmltree::Document<'_>, SourceError> {
     let options = roxmltree::ParsingOptions { nodes_limit: 200_000, ..Default::default() };
-    let document = roxmltree::Document::parse_with_options(text, options).map_err(|error| {
+    roxmltree::Document::parse_with_options(text, options).map_err(|error| {
         let place = error.pos();
         let message = match error {
             roxmltree::Error::DtdDetected => "a document type (DTD) is not read: remove it".to_owned(),
@@ -223,11 +245,7 @@ pub fn xml(text: &str) -> Result<Item, SourceError> {
             }
         };
         SourceError { at: (place.row as usize, place.col as usize), message }
-    })?;
-    let lines = Lines::new(text);
-    let mut item = element(document.root_element(), "", &lines, 0)?;
-    item.key = document.root_element().tag_name().name().to_owned();
-    Ok(item)
+    })
 }
 
 /// Where lines begin: looking a line up in the text takes time in its length.

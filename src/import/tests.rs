@@ -286,6 +286,139 @@ fn the_vms_of_a_text_have_names_of_their_own() {
     assert_eq!(listed(names.iter().copied()), "a, a, a, a, a, a, a, a, a, a and 2 more");
 }
 
+/// An object of KubeVirt on one line.
+fn object(kind: &str, place: &str, spec: &str) -> String {
+    format!("{{apiVersion: kubevirt.io/v1, kind: {kind}, metadata: {{{place}}}, spec: {spec}}}")
+}
+
+/// The smallest specs of a VM and of an instance.
+const SPECS: [&str; 2] = ["{running: true, template: {spec: {domain: {devices: {}}}}}", "{domain: {devices: {}}}"];
+
+#[test]
+fn lists_of_kubevirt_are_read() {
+    let [vm_spec, instance_spec] = SPECS;
+    let items = [
+        object("VirtualMachine", "name: web, namespace: a, labels: {app: shop}", vm_spec),
+        object("VirtualMachineInstance", "name: web, namespace: a", instance_spec),
+        object("VirtualMachineInstance", "name: alone, namespace: a", instance_spec),
+        object("VirtualMachine", "name: web, namespace: b", vm_spec),
+        object("VirtualMachinePool", "name: desktops", "{replicas: 3}"),
+        object("DataVolume", "name: root", "{}"),
+    ];
+    let items: String = items.iter().map(|item| format!("- {item}\n")).collect();
+    // As `kubectl get vm,vmi -A -o yaml` prints it, and another document.
+    let text = format!(
+        "apiVersion: v1\nitems:\n{items}kind: List\nmetadata:\n  resourceVersion: ''\n---\n{}\n",
+        object("VirtualMachine", "name: mail", vm_spec)
+    );
+    assert_eq!(Format::of(&text), Ok(Format::Kubevirt));
+    let vms = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap();
+    let places: Vec<_> = vms
+        .iter()
+        .map(|vm| (vm.manifest["metadata"]["namespace"].as_str(), vm.name.as_str(), vm.findings[0].lines[0]))
+        .collect();
+    assert_eq!(places, [(Some("a"), "web", 3), (Some("a"), "alone", 5), (Some("b"), "web", 6), (None, "mail", 13)]);
+    let shown: Vec<Vec<String>> = vms.iter().map(|vm| vm.findings.iter().map(ToString::to_string).collect()).collect();
+    let pool = "7: VirtualMachinePool desktops: no equivalent: it makes VMs of a template: import one of them (kubectl get vm NAME \
+                -o yaml), and make a VmPool of it (docs/pools.md)";
+    assert!(shown[0].contains(&pool.to_owned()), "{shown:#?}");
+    assert!(shown.iter().skip(1).flatten().all(|line| !line.contains("Pool")), "{shown:#?}");
+    let label = "3: items[0].metadata.labels.app: the same: metadata.labels.app".to_owned();
+    assert!(shown[0].contains(&label), "{shown:#?}");
+    // In one namespace they need other names.
+    let wish = Wish { namespace: Some("c"), ..Wish::default() };
+    let vms = read(&text, Format::Kubevirt, "file", wish).unwrap();
+    assert_eq!(vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>(), ["web", "alone", "web-2", "mail"]);
+}
+
+#[test]
+fn lists_of_the_api_server_and_json_are_read() {
+    let item = |name: &str| format!("{{metadata: {{name: {name}}}, spec: {}}}", SPECS[0]);
+    let list = format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineList\nmetadata: {{}}\nitems:\n- {}\n- {}\n",
+        item("a"),
+        item("b")
+    );
+    let spec = serde_json::json!({ "template": { "spec": { "domain": { "devices": {} } } } });
+    let vm = |name: &str| serde_json::json!({ "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": { "name": name }, "spec": spec });
+    let json = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": [vm("a"), vm("b")] });
+    for text in [list, format!("{json:#}"), json.to_string()] {
+        assert_eq!(Format::of(&text), Ok(Format::Kubevirt));
+        let vms = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap();
+        assert_eq!(vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>(), ["a", "b"], "{text}");
+    }
+}
+
+#[test]
+fn objects_of_kubevirt_that_are_no_vms_are_named() {
+    let [vm_spec, _] = SPECS;
+    let pool = object("VirtualMachinePool", "name: desktops", "{replicas: 3}");
+    let set = object("VirtualMachineInstanceReplicaSet", "name: web", "{replicas: 3}");
+    let kind = object("VirtualMachineInstancetype", "name: u1", "{cpu: {guest: 1}}");
+    let snapshot = object("VirtualMachineSnapshot", "name: s", "{}");
+    for (text, at, complaint) in [
+        (
+            pool.clone(),
+            1,
+            "VirtualMachinePool desktops: it makes VMs of a template: import one of them (kubectl get vm NAME",
+        ),
+        (
+            format!("---\n{set}\n"),
+            2,
+            "VirtualMachineInstanceReplicaSet web: it makes VMs of a template: import one of them (kubectl get vmi",
+        ),
+        (kind.clone(), 1, "VirtualMachineInstancetype u1: write CPUs and memory out"),
+        (snapshot, 1, "VirtualMachineSnapshot s: it is no VM"),
+        ("kind: VirtualMachine\nmetadata: {name: a}\n".into(), 1, "VirtualMachine a: it has no spec"),
+        ("kind: List\nitems: []\n".into(), 1, "none of the 0 objects is a VirtualMachine"),
+        ("kind: List\nitems:\n- {kind: Pod, spec: {}}\n".into(), 1, "none of the 1 objects is a VirtualMachine"),
+    ] {
+        let error = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap_err();
+        assert_eq!(error.at.0, at, "{text}");
+        assert!(error.message.starts_with(complaint), "{complaint}: {error}");
+    }
+    // Beside a VM they are only a line.
+    let text = format!("{kind}\n---\n{}\n---\n{pool}\n", object("VirtualMachine", "name: a", vm_spec));
+    let vms = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap();
+    let [vm] = vms.as_slice() else { panic!("{vms:#?}") };
+    let lines: Vec<String> = vm
+        .findings
+        .iter()
+        .filter(|it| it.grade == Grade::LeftOut)
+        .map(|it| format!("{}: {}", it.lines[0], it.what))
+        .collect();
+    assert_eq!(lines, ["1: VirtualMachineInstancetype u1", "5: VirtualMachinePool desktops"]);
+}
+
+#[test]
+fn several_domains_of_libvirt_are_read() {
+    let domain = |name: &str| format!("<!-- of virsh -->\n<domain type='kvm'>\n<name>{name}</name>\n</domain>\n");
+    let two = domain("web") + &domain("db");
+    for (text, first) in [
+        (two.clone(), 2),
+        (format!("<?xml version='1.0'?>\n{two}"), 3),
+        (format!("<domains>\n{two}</domains>"), 3),
+        (format!("<?xml version='1.0'?>\n<domains>{two}</domains>"), 3),
+    ] {
+        assert_eq!(Format::of(&text), Ok(Format::Libvirt));
+        let vms =
+            read(&text, Format::Libvirt, "file", Wish::default()).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let found: Vec<_> =
+            vms.iter().map(|vm| (vm.name.as_str(), vm.findings[0].what.as_str(), vm.findings[0].lines[0])).collect();
+        assert_eq!(found, [("web", "<domain type>", first), ("db", "<domain type>", first + 4)], "{text}");
+    }
+    for (text, line, complaint) in [
+        (domain("web") + "<domain type='kvm'></domains>", 5, ""),
+        (domain("web") + &domain("db").replace("kvm", "xen"), 6, "this is a domain of xen"),
+        ("<domains>\n<network/></domains>".into(), 2, "<network> is no domain"),
+        ("<domains/>".into(), 1, "there is nothing in this file"),
+    ] {
+        let error = read(&text, Format::Libvirt, "file", Wish::default()).unwrap_err();
+        assert_eq!(error.at.0, line, "{text}: {error}");
+        assert!(error.message.starts_with(complaint), "{complaint}: {error}");
+    }
+}
+
 #[test]
 fn a_vm_that_can_not_be_is_no_obstacle_if_another_one_is_wanted() {
     let system = |id: &str, guest: &str| {
@@ -417,7 +550,7 @@ fn nothing_is_dropped_silently() {
         let texts = with_an_unknown_part(text, format);
         assert!(texts.len() > 10, "{format:?}: {}", texts.len());
         for text in texts {
-            let sources = sources(&text, format).unwrap_or_else(|error| panic!("{error}: {text}"));
+            let (sources, _) = sources(&text, format).unwrap_or_else(|error| panic!("{error}: {text}"));
             let mut count = 0;
             for source in &sources {
                 let mut draft = Draft::default();

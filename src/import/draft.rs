@@ -170,18 +170,20 @@ impl Draft {
         Some(name)
     }
 
-    /// Lets the template set import-disk fill a disk. False: it fills another one already.
-    pub fn import(&mut self, disk: &str, mut source: Value) -> bool {
-        if self.spec.contains_key("templates") {
-            return false;
-        }
-        // The set's default.
-        if disk != "system" {
-            source["disk"] = json!(disk);
-        }
+    /// Lets the template set import-disk fill a disk.
+    pub fn import(&mut self, disk: &str, mut source: Value) {
         self.spec.insert("templates".into(), json!({ "set": "import-disk" }));
-        self.spec.insert("templateValues".into(), json!({ "import": source }));
-        true
+        let values = self.spec.entry("templateValues").or_insert_with(|| json!({}));
+        match values.get_mut("import") {
+            Some(first) => first["disks"][disk] = source,
+            None => {
+                // The set's default.
+                if disk != "system" {
+                    source["disk"] = json!(disk);
+                }
+                values["import"] = source;
+            }
+        }
     }
 
     /// Adds a CD drive. False: the VM has too many, or this is no name of a CD.

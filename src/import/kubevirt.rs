@@ -637,8 +637,6 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         _ => return,
     };
-    // The set import-disk fills one disk.
-    let filled = filled.filter(|_| !draft.spec.contains_key("templates"));
     let is_empty = from.is_none();
     let content = from.filter(|_| filled.is_none()).map_or(Content::Empty, Content::From);
     let Some(name) = draft.disk(name, bytes, content) else {

@@ -350,6 +350,29 @@ fn lists_of_the_api_server_and_json_are_read() {
 }
 
 #[test]
+fn a_template_set_fills_all_disks_that_have_an_address() {
+    let text = object(
+        "VirtualMachine",
+        "name: a",
+        "{dataVolumeTemplates: [{metadata: {name: dv}, spec: {source: {http: {url: 'https://example.org/b.raw'}}, storage: {}}}], \
+         template: {spec: {domain: {devices: {}}, volumes: [{name: root, containerDisk: {image: 'example.org/a:1'}}, \
+         {name: data, dataVolume: {name: dv}}, {name: system, containerDisk: {image: 'example.org/c:1', path: /disk/c}}, \
+         {name: old, persistentVolumeClaim: {claimName: old}}]}}}",
+    );
+    let vms = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap();
+    let spec = &vms[0].manifest["spec"];
+    assert_eq!(spec["templates"], serde_json::json!({ "set": "import-disk" }));
+    let others = serde_json::json!({
+        "data": { "url": "https://example.org/b.raw", "format": "raw" },
+        "system": { "oci": "example.org/c:1", "path": "/disk/c" },
+    });
+    let import = serde_json::json!({ "disk": "root", "oci": "example.org/a:1", "disks": others });
+    assert_eq!(spec["templateValues"], serde_json::json!({ "import": import }));
+    let steps = vms[0].steps.concat();
+    assert!(steps.contains("a-old-disk") && !steps.contains("a-data-disk"), "{steps}");
+}
+
+#[test]
 fn objects_of_kubevirt_that_are_no_vms_are_named() {
     let [vm_spec, _] = SPECS;
     let pool = object("VirtualMachinePool", "name: desktops", "{replicas: 3}");

@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A Pod's folders, and the script of a case of the recipe.
+/// A Pod's folders, and the script of a case of the set.
 struct Import {
     folder: tempfile::TempDir,
     script: String,
@@ -21,13 +21,17 @@ struct Import {
 
 impl Import {
     fn new(case: &str) -> Self {
+        Self::of_container(case, "import")
+    }
+
+    fn of_container(case: &str, name: &str) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/sets/import-disk/tests");
         let text = fs::read_to_string(root.join(case).join("expected.yaml")).unwrap();
         let pod = text.split("\n---\n").find(|document| document.contains("\nkind: Pod\n")).unwrap();
         let pod: Value = serde_yaml::from_str(pod).unwrap();
         let containers = pod["spec"]["initContainers"].as_array().unwrap();
         let named = |name: &str| containers.iter().find(|it| it["name"] == name);
-        let container = named("import").unwrap();
+        let container = named(name).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let places = ["/download", "/var/local/vm-data"];
         let own = |place: &str| folder.path().join(place.replace('/', "-"));
@@ -183,6 +187,35 @@ fn the_disk_of_a_container_image_has_its_own_format() {
         // The next start, after one that was interrupted.
         fs::write(import.path("-var-local-vm-data/import-has-begun"), "").unwrap();
         assert!(is_wanted());
+    }
+}
+
+/// What a guest has written on one disk is kept while the import of another one is interrupted.
+#[test]
+fn each_disk_has_its_own_mark_of_an_interrupted_import() {
+    for (container, own, others) in [
+        ("import", "", ["-data", "-tools"]),
+        ("import-2", "-data", ["", "-tools"]),
+        ("import-3", "-tools", ["", "-data"]),
+    ] {
+        let import =
+            Import::of_container("several", container).with("FORMAT", |_| "raw".into()).with("SUM", |_| String::new());
+        let import = import.with("URL", |folder| format!("file://{}/guest.img", folder.display()));
+        let mark = |end: &str| import.path(&format!("-var-local-vm-data/import-has-begun{end}"));
+        // That of `oci` has its image already.
+        for image in ["guest.img", "-download/image"] {
+            fs::write(import.path(image), content()).unwrap();
+        }
+        fs::write(import.path("target"), "of the guest").unwrap();
+        others.iter().for_each(|end| fs::write(mark(end), "").unwrap());
+        let output = import.run();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(fs::read(import.path("target")).unwrap(), b"of the guest", "{container}");
+        fs::write(mark(own), "").unwrap();
+        let output = import.run();
+        assert!(output.status.success(), "{output:?}");
+        assert!(fs::read(import.path("target")).unwrap() == content(), "{container}: it goes on");
+        assert!(!mark(own).exists() && others.iter().all(|end| mark(end).exists()), "{container}");
     }
 }
 

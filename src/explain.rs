@@ -294,7 +294,13 @@ impl fmt::Display for Explanation {
 /// Explains a VM.
 pub fn explain(facts: &Facts) -> Explanation {
     let name = facts.vm.name_any();
-    let cause = first_cause(facts);
+    let cause = first_cause(facts).map(|found| {
+        // What the manager has looked up, and this program can't see.
+        match facts.condition(READY).filter(|ready| found.what_to_do == see(facts) && ready.message == found.text) {
+            Some(ready) => Finding { since: found.since.clone(), ..of_words(facts, found.cause, ready) },
+            None => found,
+        }
+    });
     let (head, rest) = match (&cause, facts.condition(READY)) {
         (Some(finding), _) => (wrong(facts), told(finding)),
         (None, Some(ready)) if (ready.status == "True" || facts.is_down()) && facts.is_observed() => {
@@ -343,16 +349,14 @@ fn reported(facts: &Facts) -> Option<Finding> {
 /// Between what is wrong and what to do.
 const ARROW: &str = " -> ";
 
+fn see(facts: &Facts) -> String {
+    format!("kubectl {} describe vm {}", facts.on_command_line(), facts.vm.name_any())
+}
+
 /// A finding of the manager or the runner, with its own words. They say what to do where that is not obvious.
 pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -> Finding {
-    let see = format!("kubectl {} describe vm {}", facts.on_command_line(), facts.vm.name_any());
-    // The manager has explained it with these words.
-    let (text, told) = match condition.message.rsplit_once(ARROW) {
-        Some((text, told)) => (text, Some(told)),
-        None => (condition.message.as_str(), None),
-    };
+    let see = see(facts);
     let todo = match cause {
-        _ if let Some(told) = told => told.to_owned(),
         Cause::TemplateError => "mend the template, or the value that it stumbles over".into(),
         Cause::InvalidSpec => "correct that field of the VM".into(),
         Cause::NameTaken => "rename the VM, or delete the other object if nobody needs it".into(),
@@ -362,7 +366,16 @@ pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -
         }
         _ => see,
     };
-    Finding::new(cause, text, todo).since(Some(since(facts, condition)))
+    Finding::new(cause, &condition.message, todo).since(Some(since(facts, condition)))
+}
+
+/// A finding in the words with which the manager has explained it: a message of [`Finding::words`].
+fn of_words(facts: &Facts, cause: Cause, condition: &Condition) -> Finding {
+    let found = of_condition(facts, cause, condition);
+    match condition.message.split_once(ARROW) {
+        Some((text, todo)) => Finding { text: text.to_owned(), what_to_do: todo.to_owned(), ..found },
+        None => found,
+    }
 }
 
 /// Since when the condition has its reason. Its own time is that of its status, which stays when one cause follows another; then the manager records an

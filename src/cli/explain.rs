@@ -107,10 +107,12 @@ async fn several(options: &Options, output: &mut Output<'_>) -> Result<Exit, Fai
     let Options { selection, output: format } = options;
     let found = selection.find_or_all().await?;
     let client = &found.cluster.client;
-    let (mut places, mut vms) = (BTreeMap::new(), Vec::new());
+    let (mut places, mut vms, everywhere) = (BTreeMap::new(), Vec::new(), Arc::default());
     for FoundVm { vm, .. } in found.vms {
         let namespace = vm.namespace().unwrap_or_default();
-        let place = places.entry(namespace).or_insert_with_key(|namespace| Arc::new(Place::new(client, namespace)));
+        let place = places
+            .entry(namespace)
+            .or_insert_with_key(|namespace| Arc::new(Place::new(client, namespace, &everywhere)));
         vms.push((Arc::clone(place), vm));
     }
     let explanations = stream::iter(vms).map(|(place, vm)| async move {
@@ -276,7 +278,7 @@ const HOME: &str = "vm-operator";
 /// # Errors
 /// If the VM can't be read.
 pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
-    let place = Place::new(client, namespace);
+    let place = Place::new(client, namespace, &Arc::default());
     let vms = vms::api(client, namespace);
     let (vm, first) = join!(vms.get(name), place.first(name));
     match vm {
@@ -293,12 +295,26 @@ struct Place {
     client: Client,
     namespace: String,
     common: OnceCell<Common>,
-    nodes: OnceCell<Read<Arc<[Node]>>>,
     neighbours: OnceCell<InTheWay>,
+    everywhere: Arc<Everywhere>,
 }
 
 /// The Pods that have a node, and a line if not all of them may be read.
 type InTheWay = (Option<Neighbours>, Option<String>);
+
+/// What VMs of all namespaces have in common, and what is much.
+#[derive(Default)]
+struct Everywhere {
+    nodes: OnceCell<Read<Arc<[Node]>>>,
+    pods: OnceCell<Result<Neighbours, UnreadPods>>,
+}
+
+/// Why the Pods of all namespaces are not known.
+struct UnreadPods {
+    is_forbidden: bool,
+    /// It, in words.
+    line: Option<String>,
+}
 
 /// What is asked without knowing a VM.
 struct Common {
@@ -325,14 +341,14 @@ fn about(name: &str) -> ListParams {
 }
 
 impl Place {
-    fn new(client: &Client, namespace: &str) -> Self {
+    fn new(client: &Client, namespace: &str, everywhere: &Arc<Everywhere>) -> Self {
         let namespace = namespace.to_owned();
         Self {
             client: client.clone(),
             namespace,
             common: OnceCell::new(),
-            nodes: OnceCell::new(),
             neighbours: OnceCell::new(),
+            everywhere: Arc::clone(everywhere),
         }
     }
 
@@ -469,7 +485,8 @@ impl Place {
         Some(match pod?.node_name() {
             Some(node) => told(api.get_opt(node).await.map(|node| node.into_iter().collect())),
             None => {
-                let all = self.nodes.get_or_init(|| async { told(list(&api, &ListParams::default()).await) });
+                let all =
+                    self.everywhere.nodes.get_or_init(|| async { told(list(&api, &ListParams::default()).await) });
                 all.await.clone()
             }
         })
@@ -483,33 +500,32 @@ impl Place {
 
     /// Those of all namespaces, or if that is forbidden those of this one.
     async fn read_neighbours(&self) -> InTheWay {
-        let error = match scheduled(&Api::all(self.client.clone())).await {
-            Ok(pods) => return (Some(Neighbours::new(pods, true)), None),
-            Err(error) => error,
+        let UnreadPods { is_forbidden, line } = match self.everywhere.pods.get_or_init(|| self.read_pods()).await {
+            Ok(all) => return (Some(all.clone()), None),
+            Err(unread) => unread,
         };
-        let own = match &error {
-            kube::Error::Api(answer) if answer.is_forbidden() => {
-                scheduled(&Api::namespaced(self.client.clone(), &self.namespace)).await.ok()
-            }
-            _ => None,
-        };
-        let neighbours = own.map(|pods| Neighbours::new(pods, false));
-        (neighbours, read::<(), Pod>(Err(error), "list", None).err())
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        let own = if *is_forbidden { scheduled(&api).await.ok() } else { None };
+        (own.map(|pods| Neighbours::new(pods, false)), line.clone())
+    }
+
+    async fn read_pods(&self) -> Result<Neighbours, UnreadPods> {
+        let pods = scheduled(&Api::all(self.client.clone())).await.map_err(|error| UnreadPods {
+            is_forbidden: matches!(&error, kube::Error::Api(answer) if answer.is_forbidden()),
+            line: read::<(), Pod>(Err(error), "list", None).err(),
+        })?;
+        Ok(Neighbours::new(pods, true))
     }
 }
 
-/// The Pods that have a node and have not ended, without what nobody looks at.
+/// The Pods that have a node, without what nobody looks at.
 async fn scheduled(api: &Api<Pod>) -> kube::Result<Vec<Pod>> {
-    let on_nodes = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
-    let mut parameters = ListParams::default().fields(on_nodes).limit(vms::CHUNK);
+    let mut parameters = ListParams::default().fields(Neighbours::field_selector()).limit(vms::CHUNK);
     let mut pods = Vec::new();
     loop {
         let page = api.list(&parameters).await?;
         parameters.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        pods.extend(page.items.into_iter().map(|mut pod| {
-            pod.metadata.managed_fields = None;
-            pod
-        }));
+        pods.extend(page.items.into_iter().map(Neighbours::reduced));
         if parameters.continue_token.is_none() {
             return Ok(pods);
         }

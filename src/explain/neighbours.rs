@@ -6,21 +6,24 @@
 
 use std::{collections::BTreeMap, fmt, iter, sync::Arc};
 
-use k8s_openapi::api::core::v1::{Affinity, ContainerPort, Node, Pod, PodAffinityTerm};
+use k8s_openapi::{
+    api::core::v1::{Affinity, Container, ContainerPort, Node, Pod, PodAffinityTerm, PodSpec},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::ResourceExt;
 
 use super::{
     Cause, Facts, Finding,
     taint::{is_cordoned, untolerated},
-    terms::{Wanted, labels_told, of_affinity, selects, selects_all},
+    terms::{NodeWish, labels_told, of_affinity, selects, selects_all},
 };
 use crate::{
-    object::{APP_NAME, named_vm},
+    object::{APP_NAME, VM_ANNOTATION, named_vm},
     observed::Object,
 };
 
 /// The most Pods that a text names.
-const MOST: usize = 3;
+pub(super) const MOST: usize = 3;
 
 /// The address of a port that stands for all addresses of the node.
 const ANY: &str = "0.0.0.0";
@@ -37,12 +40,50 @@ impl Neighbours {
     pub fn new(pods: Vec<Pod>, is_all: bool) -> Self {
         Self { pods: pods.into(), is_all }
     }
+
+    /// The same of a list that others use too.
+    pub fn shared(pods: Arc<[Pod]>, is_all: bool) -> Self {
+        Self { pods, is_all }
+    }
+
+    /// Which Pods are listed for that.
+    #[must_use]
+    pub fn field_selector() -> &'static str {
+        "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+    }
+
+    /// A Pod with what others can collide with: a cluster may have many.
+    pub fn reduced(pod: Pod) -> Pod {
+        let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = pod.metadata;
+        let annotations = annotations.map(|mut all| {
+            all.retain(|key, _| key == VM_ANNOTATION);
+            all
+        });
+        let spec = pod.spec.map(|spec| {
+            let ports_alone = |container: Container| Container {
+                name: container.name,
+                ports: container.ports,
+                restart_policy: container.restart_policy,
+                ..Container::default()
+            };
+            PodSpec {
+                node_name: spec.node_name,
+                host_network: spec.host_network,
+                affinity: spec.affinity,
+                containers: spec.containers.into_iter().map(ports_alone).collect(),
+                init_containers: spec.init_containers.map(|all| all.into_iter().map(ports_alone).collect()),
+                ..PodSpec::default()
+            }
+        });
+        let metadata = ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, ..ObjectMeta::default() };
+        Pod { metadata, spec, status: None }
+    }
 }
 
-type Look = fn(&View<'_>) -> Option<Finding>;
+type Check = fn(&View<'_>) -> Option<Finding>;
 
-/// Words of the scheduler, and what is looked for then.
-const LOOKS: [(&str, Look); 4] = [
+/// Words of the scheduler, and what is checked then.
+const CHECKS: [(&str, Check); 4] = [
     ("didn't have free ports", port),
     ("didn't match pod anti-affinity rules", apart),
     ("didn't satisfy existing pods anti-affinity rules", refused),
@@ -53,7 +94,7 @@ const LOOKS: [(&str, Look); 4] = [
 pub fn concern(pod: &Object) -> bool {
     let condition = pod.condition("PodScheduled", "False").filter(|_| pod.node_name().is_none());
     let message = condition.and_then(|condition| condition["message"].as_str()).map(said).unwrap_or_default();
-    LOOKS.iter().any(|(words, _)| message.contains(words))
+    CHECKS.iter().any(|(words, _)| message.contains(words))
 }
 
 /// The scheduler's words about the nodes, without what it says of preemption and of resource claims.
@@ -67,7 +108,7 @@ pub(super) fn said(message: &str) -> &str {
 pub(super) fn in_the_way(facts: &Facts, pod: &Object, message: &str) -> Option<Finding> {
     let view = View::new(facts, pod, facts.neighbours.as_ref()?);
     let said = said(message);
-    let found = LOOKS.iter().filter(|(words, _)| said.contains(words)).find_map(|(_, look)| look(&view))?;
+    let found = CHECKS.iter().filter(|(words, _)| said.contains(words)).find_map(|(_, check)| check(&view))?;
     // Other nodes have other reasons.
     let is_all = !said.contains(", ");
     Some(if is_all { found } else { Finding { text: format!("{}; the scheduler says: {said}", found.text), ..found } })
@@ -142,7 +183,7 @@ impl fmt::Display for Other<'_> {
 
 impl<'a> View<'a> {
     fn new(facts: &'a Facts, pod: &'a Object, neighbours: &'a Neighbours) -> Self {
-        let wanted = Wanted::by(pod);
+        let wanted = NodeWish::by(pod);
         let is_open = |node: &&Node| wanted.fits(node) && !is_cordoned(node) && untolerated(pod, node).is_none();
         Self {
             facts,
@@ -238,7 +279,7 @@ fn is_about(term: &PodAffinityTerm, home: &str, namespace: &str, labels: &BTreeM
 }
 
 /// The first ones of many.
-fn listed(all: impl Iterator<Item = String>) -> String {
+pub(super) fn listed(all: impl Iterator<Item = String>) -> String {
     let all: Vec<String> = all.collect();
     let more = all.len().saturating_sub(MOST);
     let first = all.into_iter().take(MOST).collect::<Vec<_>>().join(", ");
@@ -248,10 +289,10 @@ fn listed(all: impl Iterator<Item = String>) -> String {
 /// Each node that would take the Pod has a port that it needs for another Pod.
 fn port(view: &View<'_>) -> Option<Finding> {
     let wanted = view.ports();
-    let taken = view.others.iter().filter(|other| view.is_open(other.node)).filter_map(|other| {
+    let taken = view.others.iter().filter_map(|other| {
         let ports = other.ports();
         let (field, port) = wanted.iter().find(|(_, port)| ports.iter().any(|it| it.excludes(port)))?;
-        Some((other, field, port))
+        view.is_open(other.node).then_some((other, field, port))
     });
     let taken: Vec<_> = taken.collect();
     let (first, field, _) = taken.first()?;

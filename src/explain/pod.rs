@@ -10,9 +10,9 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    Cause, Facts, Finding, instant, neighbours, of_condition, owner_of,
+    Cause, Facts, Finding, instant, neighbours, of_condition, of_words, owner_of,
     taint::{NOT_READY, is_cordoned, untolerated},
-    terms::Wanted,
+    terms::NodeWish,
     time, upload, volume,
 };
 use crate::{
@@ -23,6 +23,9 @@ use crate::{
 
 /// How long a scheduler has to say something about a Pod.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+
+/// The scheduler of Pods that name none.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// How long a runner may take until its first report.
 const REPORTED: SignedDuration = SignedDuration::from_mins(1);
@@ -52,8 +55,10 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
             let text = format!("Pod {name} can't be scheduled: {}", event.message.as_deref().unwrap_or_default());
             return Some(Finding::new(Cause::Unschedulable, text, describe).since(time(event)));
         }
-        let wanted = pod.spec_str("/schedulerName").unwrap_or("default-scheduler");
-        let is_late = pod.created.is_some_and(|created| facts.now.duration_since(created) > PATIENCE);
+        let wanted = pod.spec_str("/schedulerName").unwrap_or(DEFAULT_SCHEDULER);
+        // The default one may have much to do.
+        let patience = if wanted == DEFAULT_SCHEDULER { PATIENCE + PATIENCE + PATIENCE } else { PATIENCE };
+        let is_late = pod.created.is_some_and(|created| facts.now.duration_since(created) > patience);
         return is_late.then(|| {
             let text = format!("no scheduler has looked at Pod {name}: nothing serves schedulerName {wanted}");
             let todo = format!("correct schedulerName in the template of the Pod, or start the scheduler {wanted}");
@@ -69,11 +74,15 @@ pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
         let todo = "let the program to which the gate belongs remove it";
         return Some(Finding::new(Cause::SchedulingGated, text, todo).at("Pod: spec.schedulingGates").since(since));
     }
-    let found = facts.nodes.as_ref().and_then(|nodes| on_no_node(facts, pod, nodes));
+    let found = facts.nodes.as_ref().and_then(|nodes| on_no_node(facts, pod, nodes, message));
     let found = found.or_else(|| neighbours::in_the_way(facts, pod, message));
     let found = found.unwrap_or_else(|| unschedulable(name, message, describe));
     Some(found.since(since))
 }
+
+/// What to do where no node offers what KVM needs.
+const FOR_KVM: &str =
+    "install the device plugin (deploy/node-devices) on nodes with KVM, or set spec.vm.accelerator to auto";
 
 /// The scheduler's own words.
 fn unschedulable(pod: &str, message: &str, describe: String) -> Finding {
@@ -83,6 +92,7 @@ fn unschedulable(pod: &str, message: &str, describe: String) -> Finding {
             "free ports",
             "another Pod of the node has that port: stop it, or take another port in the VM or its template",
         ),
+        ("Insufficient vmoperator.jdrupes.org/", FOR_KVM),
         ("Insufficient", "free that on a node (stop a VM), make the VM smaller, or add a node: kubectl describe nodes"),
         ("anti-affinity", "correct spec.affinity or the template, or move the other Pod, or add a node"),
         ("affinity", "correct spec.affinity or the template, or give a node the labels that it wants"),
@@ -94,11 +104,11 @@ fn unschedulable(pod: &str, message: &str, describe: String) -> Finding {
 }
 
 /// Why no node takes a Pod, if that shows in the nodes themselves. What the scheduler considers first is looked at first.
-fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
+fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node], message: &str) -> Option<Finding> {
     if nodes.is_empty() {
         return Some(Finding::new(Cause::NoNodes, "the cluster has no node", "add a node: kubectl get nodes"));
     }
-    let wanted = Wanted::by(pod);
+    let wanted = NodeWish::by(pod);
     let left: Vec<&Node> = nodes.iter().filter(|node| wanted.fits(node)).collect();
     if left.is_empty() {
         return Some(wanted.lacking(facts, nodes));
@@ -114,7 +124,10 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
     if free.is_empty() {
         return uncordoned.first().and_then(|node| tainted(pod, node));
     }
-    let Some(lacking) = lack(pod, &free) else { return volume::elsewhere(facts, pod, nodes, &free) };
+    let Some(lacking) = lack(pod, &free) else {
+        let in_the_way = neighbours::in_the_way(facts, pod, message);
+        return in_the_way.or_else(|| volume::elsewhere(facts, pod, nodes, &free));
+    };
     // To open a node that would do is easier than to get a larger one.
     let fitting = left.iter().find(|node| lack(pod, &[**node]).is_none());
     if let Some(found) = fitting.and_then(|node| closed(node)) {
@@ -124,16 +137,14 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
     Some(too_large(facts, pod, lack(pod, &left).unwrap_or(lacking)))
 }
 
-fn names(nodes: &[&Node]) -> String {
-    nodes.iter().map(|node| node.name_any()).collect::<Vec<_>>().join(", ")
-}
-
 /// Nodes on which `kubectl cordon` was used.
 fn cordoned(nodes: &[&Node]) -> Finding {
-    let names = names(nodes);
+    let names = neighbours::listed(nodes.iter().map(|node| node.name_any()));
     let who = nodes.first().and_then(|node| owner_of(node.managed_fields(), "/f:spec/f:unschedulable"));
-    let todo = format!("kubectl uncordon {}", names.replace(',', ""));
-    Finding::new(Cause::Cordoned, format!("node {names} is cordoned"), todo).by(who).at("Node: spec.unschedulable")
+    let first: Vec<String> = nodes.iter().take(neighbours::MOST).map(|node| node.name_any()).collect();
+    let (node, is) = if nodes.len() == 1 { ("node", "is") } else { ("nodes", "are") };
+    let todo = format!("kubectl uncordon {}", first.join(" "));
+    Finding::new(Cause::Cordoned, format!("{node} {names} {is} cordoned"), todo).by(who).at("Node: spec.unschedulable")
 }
 
 /// A node with a taint that the Pod does not tolerate.
@@ -195,9 +206,7 @@ fn too_large(facts: &Facts, pod: &Object, lack: Lack) -> Finding {
             None => format!("no node offers {resource}, which Pod {name} needs"),
         };
         if resource.split_once('/').is_some_and(|(domain, _)| domain == GROUP) {
-            let todo =
-                "install the device plugin (deploy/node-devices) on nodes with KVM, or set spec.vm.accelerator to auto";
-            return Finding::new(Cause::DeviceMissing, text, todo).at("spec.vm.accelerator");
+            return Finding::new(Cause::DeviceMissing, text, FOR_KVM).at("spec.vm.accelerator");
         }
         let is_in_spec = ["limits", "requests"].iter().any(|list| resources[*list].get(&resource).is_some());
         let field = if is_in_spec { "spec.resources" } else { "Pod: resources" };
@@ -290,7 +299,7 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
             }
         }
     }
-    if let Some(found) = ended(pod, &describe) {
+    if let Some(found) = ended(facts, pod, &describe) {
         return Some(found);
     }
     if let Some(found) = pod.container_statuses().find_map(|status| waiting(facts, pod, status, &describe)) {
@@ -387,7 +396,7 @@ fn not_ready(name: &str, node: &Node) -> Finding {
 }
 
 /// A Pod that has ended as a whole.
-fn ended(pod: &Object, describe: &str) -> Option<Finding> {
+fn ended(facts: &Facts, pod: &Object, describe: &str) -> Option<Finding> {
     let name = &pod.key.name;
     let (reason, message) =
         (pod.status_str("/reason").unwrap_or_default(), pod.status_str("/message").unwrap_or_default());
@@ -401,6 +410,13 @@ fn ended(pod: &Object, describe: &str) -> Option<Finding> {
                 "the manager makes the Pod again; free what the node lacks, or request more in spec.resources"
             };
             Some(Finding::new(Cause::Evicted, text, todo))
+        }
+        // How its containers ended the manager has in words.
+        "Failed"
+            if told.is_empty()
+                && let Some((Reason::PodFailed, ready)) = facts.not_ready() =>
+        {
+            Some(Finding { what_to_do: describe.to_owned(), ..of_condition(facts, Cause::PodFailed, ready) })
         }
         "Failed" => Some(Finding::new(Cause::PodFailed, format!("Pod {name} failed{told}"), describe)),
         "Succeeded" => {
@@ -461,7 +477,15 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
                 event.reason.as_deref() == Some("Failed")
                     && event.message.as_deref().is_some_and(|message| message.contains(image))
             });
-            let why = event.and_then(|event| event.message.as_deref()).unwrap_or(message);
+            let why = event.and_then(|event| event.message.as_deref());
+            // Without it the manager keeps what the kubelet said before the pause.
+            if reason == "ImagePullBackOff"
+                && why.is_none()
+                && let Some((Reason::ImagePullFailed, ready)) = facts.not_ready()
+            {
+                return Some(of_words(facts, Cause::ImagePullFailed, ready));
+            }
+            let why = why.unwrap_or(message);
             let text = format!("node {} can't get the image {image}: {why}", pod.node_name().unwrap_or("?"));
             Finding::new(
                 Cause::ImagePullFailed,

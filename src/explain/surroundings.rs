@@ -9,22 +9,24 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{Facts, first_cause, neighbours};
+use super::{Cause, Facts, before_pod, first_cause, neighbours};
 use crate::{
     api::{
         Reason, VirtualMachine, VirtualMachineStatus,
         conditions::{self, READY},
     },
-    observed::{Object, Observed, end_of},
+    observed::{Object, end_of},
     ownership::owns_condition,
 };
 
-/// How long a VM may be on its way before it is looked for a cause.
+/// How long a VM may be on its way before the manager looks for a cause.
 const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(10);
+/// The same while no scheduler has judged the Pod: many may be waiting for it.
+const UNSEEN: SignedDuration = SignedDuration::from_mins(1);
 /// The longest pause between two looks.
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(30);
 
@@ -33,13 +35,13 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(30);
 pub struct Look {
     /// Whether it is time now.
     pub is_due: bool,
-    /// After how long it is time again, if nothing changes.
-    pub next: Duration,
+    /// After how long it is time again, if nothing changes. `None`: what could show another cause is watched.
+    pub next: Option<Duration>,
 }
 
 /// What is to be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Reads {
     /// All nodes.
     pub nodes: bool,
     /// The node of the Pod.
@@ -57,12 +59,14 @@ pub struct Wanted {
 }
 
 impl Facts {
-    /// The facts that the manager has without a request. `status` is its part of the VM's status after this reconcile.
+    /// The facts that the manager has without a request. `status` is its part of the VM's status after this reconcile; `claims` are those that the
+    /// VM uses, not those that are kept from former disks.
     pub fn of_manager(
         vm: &VirtualMachine,
         status: &VirtualMachineStatus,
         pod: Option<&Object>,
-        observed: &Observed,
+        claims: Vec<Object>,
+        now: Timestamp,
     ) -> Self {
         let mut known = vm.status.clone().unwrap_or_default();
         // What the manager has written before, and does not say any more, is no fact.
@@ -74,10 +78,9 @@ impl Facts {
         known.ready = status.ready;
         known.halted = status.halted.clone();
         known.state_override = status.state_override.clone();
-        let claims = observed.objects.iter().filter(|object| object.key.is_claim());
         Self {
             pod: Some(pod.cloned()),
-            claims: Some(claims.map(|claim| Object::clone(claim)).collect()),
+            claims: Some(claims),
             absent_claims: Vec::new(),
             volumes: None,
             git: None,
@@ -93,7 +96,7 @@ impl Facts {
             leases: None,
             unread: Vec::new(),
             vm: VirtualMachine { status: Some(known), ..vm.clone() },
-            now: observed.now,
+            now,
         }
     }
 
@@ -108,28 +111,43 @@ impl Facts {
                     Some(pod) => pod.created,
                     None => None,
                 };
-                (made.into_iter().chain([ready.last_transition_time.0]).max()?, reason == Reason::Starting)
+                // A claim that gets its volume at once still keeps its Pod from the nodes for a moment.
+                let is_usual = match reason {
+                    Reason::Starting => true,
+                    Reason::Unschedulable => self.claims.iter().flatten().any(is_unbound),
+                    _ => false,
+                };
+                (made.into_iter().chain([ready.last_transition_time.0]).max()?, is_usual)
             }
         };
         let age = self.now.duration_since(begun).max(SignedDuration::ZERO);
-        let next = if age < FIRST_LOOK { FIRST_LOOK - age } else { age.min(LONGEST_PAUSE) };
+        let is_unseen = self.pod().is_some_and(|pod| {
+            let is_judged = ["True", "False"].iter().any(|status| pod.condition("PodScheduled", status).is_some());
+            pod.node_name().is_none() && !is_judged
+        });
+        let first = if is_unseen { UNSEEN } else { FIRST_LOOK };
+        let next = if age < first { first - age } else { age.min(LONGEST_PAUSE) };
         let next = Duration::try_from(next).unwrap_or_default().max(Duration::from_secs(1));
-        Some(Look { is_due: !is_usual || age >= FIRST_LOOK, next })
+        let is_starting = self.not_ready().is_some_and(|(reason, _)| reason == Reason::Starting);
+        let is_ending = self.vm.metadata.deletion_timestamp.is_some();
+        // Without a Pod only what a controller says that makes it is not watched.
+        let next = Some(next).filter(|_| self.pod().is_some() || is_starting || is_ending);
+        Some(Look { is_due: !is_usual || age >= first, next })
     }
 
     /// What could show a cause.
-    pub fn wanted(&self) -> Wanted {
+    pub fn reads(&self) -> Reads {
         let refused = self.not_ready().is_some_and(|(reason, _)| reason == Reason::ApplyFailed);
         let Some(pod) = self.pod().filter(|_| self.is_wanted_up()) else {
-            return Wanted { namespace: refused && self.is_wanted_up(), ..Wanted::default() };
+            return Reads { namespace: refused && self.is_wanted_up(), ..Reads::default() };
         };
         if let Some(node) = pod.node_name() {
             let is_pending = pod.phase().is_none_or(|phase| phase == "Pending");
-            return Wanted { node: is_pending.then(|| node.to_owned()), ..Wanted::default() };
+            return Reads { node: is_pending.then(|| node.to_owned()), ..Reads::default() };
         }
         let is_refused = pod.condition("PodScheduled", "False").is_some();
         let volumes = if is_refused { volumes(self.claims.iter().flatten()) } else { Vec::new() };
-        Wanted {
+        Reads {
             nodes: is_refused,
             node: None,
             neighbours: neighbours::concern(pod),
@@ -140,9 +158,9 @@ impl Facts {
         }
     }
 
-    /// The names of the objects whose events could show a cause, when [`Facts::wanted`] is known. `has_maker`: the templates put a controller
+    /// The names of the objects whose events could show a cause, when [`Facts::reads`] is known. `has_maker`: the templates put a controller
     /// between the VM and its Pod.
-    pub fn wanted_events(&self, has_maker: bool) -> Vec<String> {
+    pub fn events_to_read(&self, has_maker: bool) -> Vec<String> {
         if !self.is_wanted_up() {
             return Vec::new();
         }
@@ -159,7 +177,8 @@ impl Facts {
         // What the classes say needs no event.
         let has_provisioner = |claim: &&Object| {
             let class = claim.spec_str("/storageClassName").filter(|class| !class.is_empty());
-            let is_known = |class: &str| self.classes.iter().flatten().any(|known| known.name_any() == class);
+            let is_known =
+                |class: &str| self.classes.as_ref().is_none_or(|all| all.iter().any(|known| known.name_any() == class));
             is_unbound(claim) && (claim.is_bound() || class.is_some_and(is_known))
         };
         let of_claims = self.claims.iter().flatten().filter(has_provisioner).map(|claim| claim.key.name.clone());
@@ -169,9 +188,15 @@ impl Facts {
 
     /// Why the VM is not as its spec wants it, in the words of `kubectl vm explain`, if the condition Ready does not say it in these words.
     pub fn words(&self) -> Option<String> {
+        if self.vm.metadata.deletion_timestamp.is_some() {
+            return before_pod::ending(self).map(|finding| finding.words());
+        }
         let finding = first_cause(self)?;
         let ready = self.condition(READY)?;
-        (finding.text != ready.message).then(|| finding.words())
+        // The scheduler's words alone are in the message already, with what the manager knows of devices.
+        let knows_more = self.nodes.is_some() || self.neighbours.is_some() || !self.events.is_empty();
+        let is_of_scheduler = finding.cause == Cause::Unschedulable && !knows_more;
+        (finding.text != ready.message && !is_of_scheduler).then(|| finding.words())
     }
 }
 
@@ -220,8 +245,8 @@ mod tests {
 
     #[test]
     fn only_what_could_show_a_cause_is_read() {
-        let of_scheduler = Wanted { nodes: true, volumes: vec!["pv-1".into()], ..Wanted::default() };
-        let of_node = Wanted { node: Some("node-1".into()), ..Wanted::default() };
+        let of_scheduler = Reads { nodes: true, volumes: vec!["pv-1".into()], ..Reads::default() };
+        let of_node = Reads { node: Some("node-1".into()), ..Reads::default() };
         let with_node = |status: Value| {
             pending(move |value| {
                 value["pod"]["spec"]["nodeName"] = json!("node-1");
@@ -229,7 +254,7 @@ mod tests {
             })
         };
         let container = |state: Value| json!({ "phase": "Running", "containerStatuses": [{ "name": "vm-runner", "state": state }] });
-        let cases: Vec<(&str, Facts, Wanted, Vec<String>)> = vec![
+        let cases: Vec<(&str, Facts, Reads, Vec<String>)> = vec![
             ("no node", pending(|_| ()), of_scheduler.clone(), no_events()),
             (
                 "another claim",
@@ -237,7 +262,7 @@ mod tests {
                     value["pod"]["spec"]["volumes"] =
                         json!([{ "name": "x", "persistentVolumeClaim": { "claimName": "images" } }]);
                 }),
-                Wanted { claims: vec!["images".into()], ..of_scheduler.clone() },
+                Reads { claims: vec!["images".into()], ..of_scheduler.clone() },
                 no_events(),
             ),
             (
@@ -245,33 +270,33 @@ mod tests {
                 pending(|value| {
                     value["pod"]["status"]["conditions"][0]["message"] = json!("1 node(s) didn't have free ports");
                 }),
-                Wanted { neighbours: true, ..of_scheduler.clone() },
+                Reads { neighbours: true, ..of_scheduler.clone() },
                 no_events(),
             ),
             (
                 "its class says it",
                 pending(|value| value["claims"] = json!([unbound("c", "nowhere")])),
-                Wanted { nodes: true, classes: true, ..Wanted::default() },
+                Reads { nodes: true, classes: true, ..Reads::default() },
                 no_events(),
             ),
             (
                 "only its provisioner says it",
                 pending(|value| value["claims"] = json!([unbound("c", "fast")])),
-                Wanted { nodes: true, classes: true, ..Wanted::default() },
+                Reads { nodes: true, classes: true, ..Reads::default() },
                 vec!["c".into()],
             ),
             (
                 "no scheduler",
                 pending(|value| value["pod"]["status"]["conditions"] = json!([])),
-                Wanted::default(),
+                Reads::default(),
                 vec!["apple".into()],
             ),
             ("not created", with_node(json!({ "phase": "Pending" })), of_node, vec!["apple".into()]),
-            ("it runs", with_node(container(json!({ "running": {} }))), Wanted::default(), no_events()),
+            ("it runs", with_node(container(json!({ "running": {} }))), Reads::default(), no_events()),
             (
                 "it ended",
                 with_node(container(json!({ "waiting": { "reason": "CrashLoopBackOff" } }))),
-                Wanted::default(),
+                Reads::default(),
                 vec!["apple".into()],
             ),
             (
@@ -280,32 +305,33 @@ mod tests {
                     value["pod"] = Value::Null;
                     value["vm"]["status"]["conditions"][0]["reason"] = json!("ApplyFailed");
                 }),
-                Wanted { namespace: true, ..Wanted::default() },
+                Reads { namespace: true, ..Reads::default() },
                 no_events(),
             ),
             (
                 "stopped",
                 pending(|value| value["vm"]["spec"]["vm"]["state"] = json!("Stopped")),
-                Wanted::default(),
+                Reads::default(),
                 no_events(),
             ),
         ];
         for (name, facts, wanted, events) in cases {
-            assert_eq!(facts.wanted(), wanted, "{name}");
-            assert_eq!(facts.wanted_events(false), events, "{name}");
+            assert_eq!(facts.reads(), wanted, "{name}");
+            assert_eq!(facts.events_to_read(false), events, "{name}");
         }
         let made = pending(|value| value["pod"] = Value::Null);
-        assert_eq!(made.wanted_events(true), ["apple"], "a controller makes the Pod");
+        assert_eq!(made.events_to_read(true), ["apple"], "a controller makes the Pod");
     }
 
     #[test]
     fn a_vm_on_its_way_is_left_alone_and_one_that_is_stuck_looked_at_ever_more_rarely() {
-        let look = |edit: fn(&mut Value)| pending(edit).look().map(|look| (look.is_due, look.next.as_secs()));
+        let seen = |facts: &Facts| facts.look().map(|look| (look.is_due, look.next.map_or(0, |next| next.as_secs())));
+        let look = |edit: fn(&mut Value)| seen(&pending(edit));
         let starting = |value: &mut Value| value["vm"]["status"]["conditions"][0]["reason"] = json!("Starting");
         assert_eq!(look(|_| ()), Some((true, 1800)));
         let since = |value: &mut Value, time: &str| value["pod"]["metadata"]["creationTimestamp"] = json!(time);
         type Case = (&'static str, fn(&mut Value), Option<(bool, u64)>);
-        let cases: [Case; 8] = [
+        let cases: [Case; 10] = [
             (
                 "a problem is looked at at once",
                 |value| value["pod"]["metadata"]["creationTimestamp"] = json!(JUST_NOW),
@@ -314,6 +340,22 @@ mod tests {
             ("it goes on", |value| value["vm"]["status"]["conditions"][0]["status"] = json!("True"), None),
             ("its guest is up", |value| value["vm"]["status"]["ready"] = json!(true), None),
             ("stopped", |value| value["vm"]["spec"]["vm"]["state"] = json!("Stopped"), None),
+            (
+                "its claim may get a volume yet",
+                |value| {
+                    value["pod"]["metadata"]["creationTimestamp"] = json!(JUST_NOW);
+                    value["claims"] = json!([unbound("c", "fast")]);
+                },
+                Some((false, 8)),
+            ),
+            (
+                "a controller makes the Pod",
+                |value| {
+                    value["pod"] = Value::Null;
+                    value["vm"]["status"]["conditions"][0]["reason"] = json!("Starting");
+                },
+                Some((true, 1800)),
+            ),
             ("another Pod follows", |value| value["pod"]["metadata"]["deletionTimestamp"] = json!(EARLIER), None),
             (
                 "being deleted",
@@ -321,11 +363,17 @@ mod tests {
                 Some((true, 1800)),
             ),
             ("an older spec", |value| value["vm"]["metadata"]["generation"] = json!(9), None),
-            ("no Pod", |value| value["pod"] = Value::Null, Some((true, 1800))),
+            ("no Pod", |value| value["pod"] = Value::Null, Some((true, 0))),
         ];
         for (name, edit, expected) in cases {
             assert_eq!(look(edit), expected, "{name}");
         }
+        let unseen = pending(|value| {
+            starting(value);
+            value["pod"]["metadata"]["creationTimestamp"] = json!(JUST_NOW);
+            value["pod"]["status"] = json!({ "phase": "Pending" });
+        });
+        assert_eq!(seen(&unseen), Some((false, 58)), "the scheduler has much to do");
         for (time, expected) in [
             (JUST_NOW, (false, 8)),
             ("2027-01-15T07:59:50Z", (true, 10)),
@@ -336,7 +384,7 @@ mod tests {
                 starting(value);
                 since(value, time);
             });
-            assert_eq!(facts.look().map(|look| (look.is_due, look.next.as_secs())), Some(expected), "{time}");
+            assert_eq!(seen(&facts), Some(expected), "{time}");
         }
     }
 
@@ -359,13 +407,19 @@ mod tests {
             })
         };
         assert_eq!(failed("Pod apple exists").words(), None);
-        assert_eq!(
-            pending(|value| value["nodes"] = Value::Null)
-                .words()
-                .as_deref()
-                .map(|words| words.starts_with("no node takes Pod apple: 0/1")),
-            Some(true)
-        );
+        // Without the nodes it knows no more than the scheduler says.
+        assert_eq!(pending(|value| value["nodes"] = Value::Null).words(), None);
+        // While a VM is being deleted, only what keeps it matters.
+        let kept = |value: &mut Value| {
+            value["nodes"][0]["spec"]["unschedulable"] = json!(true);
+            value["vm"]["metadata"]["deletionTimestamp"] = json!(EARLIER);
+        };
+        assert_eq!(pending(kept).words(), None);
+        let kept_by = pending(|value| {
+            kept(value);
+            value["vm"]["metadata"]["finalizers"] = json!(["example.org/keep"]);
+        });
+        assert!(kept_by.words().unwrap().starts_with("the finalizers example.org/keep keep it -> "));
         // Who may not read the Pod gets the manager's words.
         let told = pending(|value| {
             value["pod"] = json!("unread");
@@ -387,7 +441,7 @@ mod tests {
         status.conditions[0].status = "False".into();
         status.conditions[0].reason = "Starting".into();
         status.ready = Some(false);
-        let facts = Facts::of_manager(&vm, &status, None, &crate::test_support::nothing());
+        let facts = Facts::of_manager(&vm, &status, None, Vec::new(), crate::test_support::noon());
         assert_eq!(facts.not_ready().map(|(reason, _)| reason), Some(Reason::Starting));
         assert_eq!(
             (facts.pod().is_none(), facts.is_up(), facts.claims.map(|claims| claims.len())),

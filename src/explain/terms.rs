@@ -15,13 +15,13 @@ use crate::observed::Object;
 const NAME: &str = "metadata.name";
 
 /// What a Pod wants of the labels of its node.
-pub(super) struct Wanted {
+pub(super) struct NodeWish {
     selector: BTreeMap<String, String>,
     /// One of them must hold. `None`: nothing is wanted.
     terms: Option<Vec<NodeSelectorTerm>>,
 }
 
-impl Wanted {
+impl NodeWish {
     pub fn by(pod: &Object) -> Self {
         let affinity = serde_json::from_value::<NodeAffinity>(pod.spec["affinity"]["nodeAffinity"].clone()).ok();
         let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution);
@@ -47,7 +47,14 @@ impl Wanted {
         if selected.is_empty() {
             let who = owner_of(facts.vm.managed_fields(), "/f:spec/f:nodeSelector");
             let text = format!("no node has the labels {}", selector.join(","));
-            let todo = format!("correct nodeSelector, or label a node: kubectl label node NODE {}", selector.join(" "));
+            let labels: Option<Vec<String>> =
+                self.selector.iter().map(|(label, value)| label_of(label, value)).collect();
+            let todo = match labels {
+                Some(labels) => {
+                    format!("correct nodeSelector, or label a node: kubectl label node NODE {}", labels.join(" "))
+                }
+                None => "correct nodeSelector, or add such a node: kubectl get nodes --show-labels".into(),
+            };
             let found = Finding::new(Cause::SelectorUnmatched, text, todo);
             let of_vm = facts.vm.spec.node_selector.as_ref().is_some_and(|of_vm| !of_vm.is_empty());
             return if of_vm {
@@ -138,12 +145,22 @@ fn is_met(operator: &str, values: &[String], value: Option<&String>) -> bool {
 fn label_for(requirement: &NodeSelectorRequirement) -> Option<String> {
     let NodeSelectorRequirement { key, operator, values } = requirement;
     let value = values.iter().flatten().next().filter(|_| operator == "In" && key != NAME)?;
-    Some(format!("{key}={value}"))
+    label_of(key, value)
+}
+
+/// A label that a person may give a node. The cluster itself gives those that say what a node is
+/// (<https://kubernetes.io/docs/reference/labels-annotations-taints/>).
+fn label_of(key: &str, value: &str) -> Option<String> {
+    let domain = key.split_once('/').map(|(domain, _)| domain).unwrap_or_default();
+    let is_of_cluster = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    (!is_of_cluster).then(|| format!("{key}={value}"))
 }
 
 fn all_told<'a>(requirements: impl Iterator<Item = &'a NodeSelectorRequirement>) -> String {
     let told = requirements.map(|it| one_told(&it.key, &it.operator, it.values.as_deref().unwrap_or_default()));
-    told.collect::<Vec<_>>().join(" and ")
+    let told = told.collect::<Vec<_>>().join(" and ");
+    // Such a term holds for no node.
+    if told.is_empty() { "what an empty term wants".into() } else { told }
 }
 
 /// A requirement as kubectl's selectors have it.

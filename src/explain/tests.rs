@@ -339,7 +339,7 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
         "node node-2 has the taint team:NoSchedule, which Pod apple does not tolerate, and no open node has enough vmoperator.jdrupes.org/kvm for Pod apple"),
     (Cause::VolumeElsewhere, |f| { home(f, "node-2"); f["nodes"][1]["spec"]["unschedulable"] = json!(true); },
         "claim apple-core-disk has the volume pv-1, which can only be used on nodes with kubernetes.io/hostname in (node-2), and node node-2 is cordoned (PersistentVolume pv-1: spec.nodeAffinity, since 2027-01-15T06:00:00Z) -> kubectl uncordon node-2"),
-    (Cause::VolumeElsewhere, |f| home(f, "node-2"), "node node-2 has no room"),
+    (Cause::VolumeElsewhere, |f| home(f, "node-2"), "node node-2 does not take the Pod: it has no room"),
     (Cause::VolumeElsewhere, |f| home(f, "gone"), "kubernetes.io/hostname in (gone), and the cluster has none of these"),
     (Cause::Unschedulable, |f| pending(f, "didn't match pod affinity rules"), "no node takes Pod apple: didn't match pod affinity rules"),
     (Cause::NodeMissing, |f| { waiting(f, "ContainerCreating", ""); f["nodes"] = json!([]); f["vm"]["spec"]["nodeName"] = json!("node-1"); }, "node node-1, which does not exist (set by kubectl-edit, spec.nodeName"),

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt;
 
 use super::{
-    Cause, Facts, Finding,
+    Cause, Facts, Finding, neighbours,
     taint::{is_cordoned, untolerated},
     terms::{one_holds, told},
 };
@@ -22,12 +22,12 @@ pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&No
     let (volume, claim) = bound.into_iter().find(|(volume, _)| free.iter().any(|node| !allows(volume, node)))?;
     let name = volume.name_any();
     let allowed: Vec<&Node> = nodes.iter().filter(|node| allows(volume, node)).collect();
-    let reasons: Vec<String> =
-        allowed.iter().map(|node| format!("node {} {}", node.name_any(), why_not(pod, node))).collect();
+    let reasons =
+        neighbours::listed(allowed.iter().map(|node| format!("node {} {}", node.name_any(), why_not(pod, node))));
     let (text, todo) = match allowed.first() {
-        Some(node) if is_cordoned(node) => (reasons.join(", "), format!("kubectl uncordon {}", node.name_any())),
+        Some(node) if is_cordoned(node) => (reasons, format!("kubectl uncordon {}", node.name_any())),
         Some(node) => (
-            reasons.join(", "),
+            reasons,
             format!(
                 "make room for the Pod there, or copy the data to a claim elsewhere: kubectl describe node {}",
                 node.name_any()
@@ -90,7 +90,7 @@ fn why_not(pod: &Object, node: &Node) -> String {
     }
     match untolerated(pod, node) {
         Some(taint) => format!("has the taint {}:{}", taint.key, taint.effect),
-        None => "has no room, or not the labels that the Pod wants".into(),
+        None => "does not take the Pod: it has no room, or not the labels that the Pod wants".into(),
     }
 }
 

@@ -26,11 +26,12 @@ use tracing::{debug, warn};
 use crate::{
     api::{
         Reason, VirtualMachine, VirtualMachineStatus,
-        conditions::{self, READY},
+        conditions::{self, READY, STALLED},
         login_pools::LoginPools,
         reasons::Event,
         status::Retry,
     },
+    claims,
     cluster::{
         ActionError, Cluster, Executed, api_label,
         packed::PackedVm,
@@ -44,12 +45,12 @@ use crate::{
         debug::DebugRecords,
         random::random_input,
         renderer::{Input, Renderer},
-        surroundings::Surroundings,
+        surroundings::{Surroundings, Unread},
         templates::InForce,
         written::Written,
     },
     object::{Rendered, is_workload, pods},
-    observed::{NodeState, Observed},
+    observed::{NodeState, Object, Observed},
     ownership::{status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
@@ -404,17 +405,23 @@ impl Reconciler {
             return Explained { wanted, look: None };
         }
         let pod = guests::pod(vm, observed).map(AsRef::as_ref);
-        let facts = Facts::of_manager(vm, &wanted, pod, observed);
-        let Some(Look { is_due, next }) = facts.look() else { return Explained { wanted, look: None } };
-        let look = Some(next);
+        let names: BTreeSet<String> = claims::possible_names(vm).collect();
+        let own = observed.objects.iter().filter(|object| object.key.is_claim() && names.contains(&object.key.name));
+        let own = own.map(|claim| Object::clone(claim)).collect();
+        let facts = Facts::of_manager(vm, &wanted, pod, own, observed.now);
+        let Some(Look { is_due, next: look }) = facts.look() else { return Explained { wanted, look: None } };
         if !is_due {
             return Explained { wanted, look };
         }
         let has_maker = observed.objects.iter().any(|object| is_workload(&object.key));
-        let Some(cause) = self.surroundings.add(facts, has_maker).await.words() else {
-            return Explained { wanted, look };
+        let cause = match self.surroundings.add(facts, has_maker).await {
+            Ok(facts) => facts.words(),
+            Err(Unread) => return Explained { wanted: as_it_was(vm, wanted), look },
         };
-        let outcome = Outcome { cause: Some(cause), ..outcome.clone() };
+        if cause.is_none() {
+            return Explained { wanted, look };
+        }
+        let outcome = Outcome { cause, ..outcome.clone() };
         Explained { wanted: status(&Reconciled { outcome: &outcome, ..*reconciled }), look }
     }
 
@@ -511,6 +518,19 @@ impl Reconciler {
             self.recorder.record(event, regarding.clone());
         }
     }
+}
+
+/// The status with the present messages, where the reasons are the same.
+fn as_it_was(vm: &VirtualMachine, mut wanted: VirtualMachineStatus) -> VirtualMachineStatus {
+    let present = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    for condition in wanted.conditions.iter_mut().filter(|it| [READY, STALLED].contains(&it.type_.as_str())) {
+        let same = conditions::find(present, &condition.type_)
+            .filter(|it| (&it.status, &it.reason) == (&condition.status, &condition.reason));
+        if let Some(same) = same {
+            condition.message.clone_from(&same.message);
+        }
+    }
+    wanted
 }
 
 /// The failure that the status reports, if a person must know of it.

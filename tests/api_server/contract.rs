@@ -608,7 +608,11 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:10:00Z" });
     ns.patch_pod_status("apple", container("terminated", killed)).await;
     let vm = ns.vm_with_reason("apple", "RunnerFailed").await;
-    assert_eq!(condition(&vm, "Ready").unwrap().2, "vm-runner ended with exit code 137 (OOMKilled)");
+    let message = condition(&vm, "Ready").unwrap().2;
+    assert!(
+        message.starts_with("container vm-runner was killed because it used more memory than its limit"),
+        "{message}"
+    );
     let is_false =
         |vm: &VirtualMachine, type_: &str| condition(vm, type_).is_some_and(|(status, ..)| status == "False");
     assert!(is_false(&vm, "Running") && is_false(&vm, "Booted"), "{vm:?}");
@@ -669,9 +673,12 @@ async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
     for text in manifests.split("\n---\n") {
         let object: Value = serde_yaml::from_str(text).unwrap();
         let is_policy = object["kind"].as_str().unwrap().starts_with("ValidatingAdmissionPolicy");
-        assert!(is_policy || object["metadata"]["namespace"] == "vmop-demo", "{text}");
+        let may_only_read = object["metadata"]["name"] == "vm-operator-node-reader";
+        assert!(is_policy || may_only_read || object["metadata"]["namespace"] == "vmop-demo", "{text}");
     }
-    ns.namespace.apply(&manifests.replace("vmop-demo", ns.namespace.name()));
+    // The binding would be that of another test's manager.
+    let own = manifests.replace("name: vm-operator-node-reader", &format!("name: {}", ns.namespace.name()));
+    ns.namespace.apply(&own.replace("vmop-demo", ns.namespace.name()));
     let configuration = ns.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
     let configuration = Config::parse(&configuration["config.yaml"]).unwrap();
     assert_eq!(

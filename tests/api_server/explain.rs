@@ -73,9 +73,9 @@ async fn is_said_by_ready(ns: &ManagedNamespace, name: &str) {
 /// Lets the manager read what belongs to no namespace.
 async fn let_read_the_cluster(ns: &ManagedNamespace) {
     let place = ns.namespace.name();
-    let binding = include_str!("../../deploy/node-reader-binding.yaml")
+    let binding = include_str!("../../deploy/node-reader/role-binding.yaml")
         .replace("name: vm-operator\n", &format!("name: vm-operator\n    namespace: {place}\n"));
-    ns.namespace.apply(include_str!("../../deploy/node-reader.yaml"));
+    ns.namespace.apply(include_str!("../../deploy/node-reader/role.yaml"));
     let mut binding: Value = serde_yaml::from_str(&binding).unwrap();
     binding["metadata"]["name"] = json!(place);
     ns.namespace.apply(&binding.to_string());
@@ -520,7 +520,7 @@ async fn a_volume_on_a_node_that_takes_no_pod_is_named() {
     let said = says(&ns, "home", words).await;
     assert!(said.lines().next().unwrap().ends_with("-> kubectl uncordon explain-home"), "{said}");
     node(&ns, "explain-home", json!({ "unschedulable": false })).await;
-    says(&ns, "home", "and node explain-home has no room").await;
+    says(&ns, "home", "and node explain-home does not take the Pod: it has no room").await;
     Api::<Node>::all(ns.client.clone()).delete("explain-home", &DeleteParams::default()).await.unwrap();
     says(&ns, "home", "nodes with of in (explain-home), and the cluster has none of these").await;
 }

@@ -304,7 +304,7 @@ async fn a_node_that_does_not_respond_is_named_and_no_second_pod_is_started() {
     let unknown = "the manager can't find out whether the node answers";
     assert!(!message_with("True", "PodNotEnded", unknown).await.contains("taint"));
     // With the optional right.
-    ns.namespace.apply(include_str!("../../deploy/node-reader.yaml"));
+    ns.namespace.apply(include_str!("../../deploy/node-reader/role.yaml"));
     let account = json!({ "kind": "ServiceAccount", "name": "vm-operator", "namespace": ns.namespace.name() });
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
@@ -343,10 +343,11 @@ async fn a_pod_that_fails_is_recreated_with_back_off_and_the_status_names_the_ne
     assert_eq!((retry.count, Some(retry.pod_uid)), (1, first.uid()));
     assert_eq!(vm.status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
     let (_, _, message) = condition(&vm, "Ready").unwrap();
-    assert!(message.starts_with("Evicted: the node was low on memory; try 2 is at "), "{message}");
+    let evicted = "has evicted Pod apple: the node was low on memory -> ";
+    assert!(message.contains(evicted) && message.contains("; try 2 is at "), "{message}");
     let note = ns.wait_for_event("apple", "PodFailed").await.message;
     assert!(note.as_deref().is_some_and(|note| note.contains("; try 2 is at 20")), "{note:?}");
-    ns.wait_for_description("apple", &["PodFailed", "Evicted: the node was low on memory; try 2 is at 20"]).await;
+    ns.wait_for_description("apple", &["PodFailed", evicted, "; try 2 is at 20"]).await;
     assert_eq!((condition(&vm, "Running").unwrap().0.as_str(), vm.status.unwrap().ready), ("False", Some(false)));
     // Where it had ended already, the API server does not wait for the kubelet.
     let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;

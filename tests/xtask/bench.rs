@@ -501,6 +501,8 @@ struct Scene<'a> {
 impl Scene<'_> {
     async fn go_on(&self, mut manager: Manager, options: &Options, figures: &mut Figures) -> Result<()> {
         let wanted = |part| options.only.is_empty() || options.only.contains(&part);
+        load::run(&self.cluster.client, self.namespace, self.count).await?;
+        manager.rest().await?;
         if wanted(Part::Rest) {
             figures.rest = Some(self.rest(&manager, options.rest).await?);
         }

@@ -48,7 +48,8 @@ async fn a_pod_whose_runner_never_started_is_made_anew_when_its_spec_is_mended()
     ns.patch_vm("apple", image("another")).await;
     let vm = ns.vm_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
     let message = condition(&vm, "Ready").unwrap().2;
-    assert_eq!(message, format!("vm-runner: ImagePullBackOff: no such image; {change}: {restart}"));
+    let cause = "can't get the image x: no such image -> correct the image";
+    assert!(message.contains(cause) && message.ends_with(&format!("; {change}: {restart}")), "{message}");
     let same = ns.api::<Pod>().get("apple").await.unwrap();
     assert_eq!((same.uid(), is_going(&same)), (second.metadata.uid, false));
 }

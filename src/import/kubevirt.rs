@@ -609,7 +609,7 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         return;
     }
     let claim = kind.get("claimName").or_else(|| kind.get("name")).map_or("", Item::text);
-    let mut filled = None;
+    let (mut filled, mut why) = (None, "");
     let (bytes, from) = match kind.key.as_str() {
         "containerDisk" => {
             let image = kind.get("image").map_or("", Item::text);
@@ -627,7 +627,11 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         "dataVolume" => {
             let (size, source) = data_volume(root, claim);
-            filled = source;
+            if source.is_some() && is_of_a_cluster(root) {
+                why = "; not what the DataVolume's source has: the file is of a cluster, where the guest may have changed the disk since";
+            } else {
+                filled = source;
+            }
             (size, Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills"))))
         }
         "emptyDisk" => (kind.get("capacity").and_then(quantity), None),
@@ -651,9 +655,15 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     } else {
         kind.whole(
             Grade::Changed,
-            format!("its content has to be copied into the claim VM-{name}-disk (see the comments){lasts}"),
+            format!("its content has to be copied into the claim VM-{name}-disk (see the comments){lasts}{why}"),
         );
     }
+}
+
+/// Whether the VM was read from a cluster, where it may have run: a file that people wrote has no UID and no status. Tools that make such
+/// files write `status: {}`.
+fn is_of_a_cluster(root: &Item) -> bool {
+    !of(root, "metadata/uid").is_empty() || root.get("status").is_some_and(|status| !status.items().is_empty())
 }
 
 /// The size of a DataVolume of the VM, and what the template set import-disk fills it with.

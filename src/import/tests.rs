@@ -373,6 +373,46 @@ fn a_template_set_fills_all_disks_that_have_an_address() {
 }
 
 #[test]
+fn the_data_of_a_vm_of_a_cluster_is_copied() {
+    let vm = |place: &str, status: &str| {
+        let spec = "{running: true, dataVolumeTemplates: [{metadata: {name: dv}, spec: {source: {http: {url: \
+                    'https://example.org/a.qcow2'}}, storage: {resources: {requests: {storage: 8Gi}}}}}], template: {spec: {domain: \
+                    {devices: {}}, volumes: [{name: root, dataVolume: {name: dv}}, {name: tools, containerDisk: {image: \
+                    'example.org/a:1'}}]}}}";
+        let object = object("VirtualMachine", &format!("name: a{place}"), spec);
+        let text = format!("{}{status}}}", object.strip_suffix('}').unwrap());
+        read(&text, Format::Kubevirt, "file", Wish::default()).unwrap().remove(0)
+    };
+    for (place, status, is_copied) in [
+        ("", "", false),
+        ("", ", status: {}", false),
+        (", uid: ''", "", false),
+        (", creationTimestamp: null", ", status: null", false),
+        (", uid: 3f0c", "", true),
+        ("", ", status: {printableStatus: Stopped}", true),
+        (", uid: 3f0c", ", status: {ready: true}", true),
+    ] {
+        let vm = vm(place, status);
+        let spec = &vm.manifest["spec"];
+        let (import, steps) = (&spec["templateValues"]["import"], vm.steps.concat());
+        let found = vm.findings.iter().find(|it| it.what.ends_with(".dataVolume")).unwrap();
+        let storage = "/vm/disks/0/volumeClaimTemplate/spec/resources/requests/storage";
+        assert_eq!(spec.pointer(storage), Some(&"8Gi".into()), "{place}{status}");
+        assert_eq!(
+            found.why.contains("the file is of a cluster, where the guest may have changed"),
+            is_copied,
+            "{found}"
+        );
+        // A container disk has its image again at each start, in KubeVirt too.
+        assert!(import["disks"].get("tools").or_else(|| import.get("oci")).is_some(), "{import}");
+        assert_eq!(import["disk"], if is_copied { "tools" } else { "root" }, "{import}");
+        let command = "kubectl exec -i a-import -- dd of=/dev/root bs=1M < ...   # the claim dv, which the DataVolume of that name fills";
+        assert_eq!(steps.contains(command), is_copied, "{steps}");
+        assert_eq!(spec["vm"].get("state").is_none(), is_copied, "it must not start on an empty disk");
+    }
+}
+
+#[test]
 fn objects_of_kubevirt_that_are_no_vms_are_named() {
     let [vm_spec, _] = SPECS;
     let pool = object("VirtualMachinePool", "name: desktops", "{replicas: 3}");

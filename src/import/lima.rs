@@ -56,6 +56,7 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
                 item.whole(Grade::Same, "nothing is mounted");
             }
             "firmware" => firmware(item, draft),
+            "tpm" => tpm(item, draft),
             "networks" => networks(item),
             "additionalDisks" => disks(item, draft),
             "video" if given(item, "display").is_none_or(|it| it.text() == "none") => {
@@ -98,6 +99,7 @@ pub(super) fn why(item: &Item) -> &'static str {
         "copyToHost" => "kubectl vm scp",
         "param" => "parameters are for Lima's scripts: write their values out",
         "rosetta" | "nestedVirtualization" | "vz" | "krunkit" => "it is for computers of Apple",
+        "osOpts" => "Lima installs Windows by itself: do it by the console (kubectl vm view)",
         "minimumVersion" | "guestInstallPrefix" => "it is for Lima",
         _ => "",
     }
@@ -215,6 +217,8 @@ fn image(root: &Item, draft: &mut Draft) -> Result<bool, SourceError> {
         disk.same("the size of the disk");
     }
     draft.disk("system", Some(if bytes == 0 { DISK } else { bytes }), Content::Empty);
+    // Lima installs Windows from its CD, whatever the URL of that ends with.
+    let is_cd = given(root, "os").is_some_and(|os| os.text() == "Windows");
     let mut found = false;
     for image in root.get("images").into_iter().flat_map(|it| it.enter().items()) {
         image.enter();
@@ -224,7 +228,7 @@ fn image(root: &Item, draft: &mut Draft) -> Result<bool, SourceError> {
         } else if found {
             image.whole(Grade::Same, "another image for the same");
         } else {
-            found = fill(image, draft);
+            found = fill(image, is_cd, draft);
         }
     }
     if found {
@@ -243,8 +247,8 @@ fn image(root: &Item, draft: &mut Draft) -> Result<bool, SourceError> {
     Ok(true)
 }
 
-/// Lets an image fill the first disk. False: it can't.
-fn fill(image: &Item, draft: &mut Draft) -> bool {
+/// Lets an image fill the first disk. False: it can't. `is_cd`: it is a CD, also if its name does not say so.
+fn fill(image: &Item, is_cd: bool, draft: &mut Draft) -> bool {
     let location = image.get("location").unwrap_or(image);
     let url = location.text();
     let name = url.split(['?', '#']).next().unwrap_or_default().to_lowercase();
@@ -256,7 +260,7 @@ fn fill(image: &Item, draft: &mut Draft) -> bool {
             "it is compressed: unpack it ({command}), offer the file by HTTP, and set spec.templates.set to import-disk and \
              spec.templateValues.import.url to its URL"
         )
-    } else if name.ends_with(".iso") {
+    } else if is_cd || name.ends_with(".iso") {
         "a CD fills no disk: boot from it with spec.vm.disks[].cdrom.image".to_owned()
     } else if url.contains("{{") {
         TEMPLATE.to_owned()
@@ -358,6 +362,16 @@ fn firmware(item: &Item, draft: &mut Draft) {
             draft.set("firmware", "bios");
         }
         legacy.same("spec.vm.firmware");
+    }
+}
+
+/// `tpm: true`, or `tpm: {enabled: true}`. Another value is no equivalent, so nothing is marked then.
+fn tpm(item: &Item, draft: &mut Draft) {
+    let switch = item.get("enabled").unwrap_or(item);
+    if is_on(switch) {
+        item.enter();
+        draft.set("useTpm", true);
+        switch.same("spec.vm.useTpm: a TPM 2.0");
     }
 }
 

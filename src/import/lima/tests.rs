@@ -108,6 +108,7 @@ fn null_and_nothing_are_the_default() {
             "vmOpts",
             "cpuType",
             "firmware",
+            "tpm",
             "additionalDisks",
             "provision",
             "upgradePackages",
@@ -290,6 +291,39 @@ fn what_is_off_is_no_loss() {
     let on = imported("upgradePackages: True\nfirmware: {legacyBIOS: TRUE}\n");
     assert_eq!(user_data(&on), Some(&json!({ "package_upgrade": true })));
     assert_eq!(on.manifest["spec"]["vm"]["firmware"], json!("bios"));
+}
+
+#[test]
+fn a_tpm_is_kept() {
+    let has_tpm = |vm: &Imported| vm.manifest["spec"]["vm"].get("useTpm") == Some(&json!(true));
+    for (text, part) in
+        [("tpm: true\n", "tpm"), ("tpm: {enabled: true}\n", "tpm.enabled"), ("tpm:\n  enabled: True\n", "tpm.enabled")]
+    {
+        let vm = imported(text);
+        assert!(has_tpm(&vm), "{text}");
+        says(&vm, part, Grade::Same, "spec.vm.useTpm");
+        assert_eq!(losses(&vm), Vec::<&str>::new(), "{text}");
+    }
+    for text in ["tpm: false\n", "tpm: {enabled: false}\n"] {
+        let vm = imported(text);
+        assert!(!has_tpm(&vm), "{text}");
+        says(&vm, "tpm", Grade::Same, "it is off");
+    }
+    for (text, part) in
+        [("tpm: 1.2\n", "tpm"), ("tpm: {model: a}\n", "tpm"), ("tpm: {enabled: true, model: a}\n", "tpm.model")]
+    {
+        says(&imported(text), part, Grade::LeftOut, "");
+    }
+}
+
+#[test]
+fn the_image_of_a_guest_with_windows_is_a_cd() {
+    let vm =
+        read("os: Windows\nimages:\n- {location: 'https://x/ServerIso', arch: x86_64}\nosOpts: {Windows: {}, a: 1}\n")
+            .unwrap();
+    says(&vm, "images[0]", Grade::LeftOut, "spec.vm.disks[].cdrom.image");
+    says(&vm, "osOpts", Grade::LeftOut, "by the console");
+    assert_eq!(source(&vm), None);
 }
 
 #[test]

@@ -20,6 +20,9 @@ const LARGEST_DISK: u64 = 1 << 60;
 const LOGIN: &str =
     "Lima makes a user who has your SSH key, and nobody makes one here: write one into spec.cloudInit.userData.users";
 const USER: &str = "the user is called as that of the computer there: write one into spec.cloudInit.userData.users";
+/// How names of archives end. WSL takes root file systems in such files.
+const ARCHIVES: [&str; 11] =
+    [".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst", ".wsl", ".zip"];
 const TEMPLATE: &str = "a template, which Lima fills in: write the value out";
 
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
@@ -255,7 +258,9 @@ fn fill(image: &Item, is_cd: bool, draft: &mut Draft) -> bool {
     let is_remote = ["http://", "https://"].iter().any(|scheme| name.starts_with(scheme));
     let file = url.strip_prefix("file://").unwrap_or(url);
     let packed = [(".xz", "xz -d"), (".gz", "gunzip"), (".bz2", "bunzip2"), (".zst", "zstd -d")];
-    let obstacle = if let Some((_, command)) = packed.iter().find(|(end, _)| name.ends_with(end)) {
+    let obstacle = if ARCHIVES.iter().any(|end| name.ends_with(end)) {
+        "it is an archive of files, and no disk: give another image, or unpack it if there is a disk in it".to_owned()
+    } else if let Some((_, command)) = packed.iter().find(|(end, _)| name.ends_with(end)) {
         format!(
             "it is compressed: unpack it ({command}), offer the file by HTTP, and set spec.templates.set to import-disk and \
              spec.templateValues.import.url to its URL"

@@ -154,6 +154,23 @@ impl Imported {
     }
 }
 
+/// The VMs that were read before, of this text and of others: no two of them in a namespace get the same name.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Namespaces and names.
+    names: BTreeSet<(Option<String>, String)>,
+    /// The names of those that nobody wants ([`Wish::only`]).
+    unwanted: Vec<String>,
+}
+
+impl Before {
+    /// That the VM is not there that somebody wants. `there`: where all of them are.
+    pub fn no_vm(&self, only: &str, there: &str) -> String {
+        let names = listed(self.unwanted.iter().map(String::as_str));
+        format!("no VM of {there} gets the name {only:?}: there are {names}")
+    }
+}
+
 /// What a person says of the new VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
@@ -168,8 +185,27 @@ pub struct Wish<'a> {
 /// Reads the VMs of a text. `file` is its name without an extension, for a VM without a name of its own.
 ///
 /// # Errors
-/// If the text can't be read, or describes what no VM can be.
+/// If the text can't be read, describes what no VM can be, or has no VM of the name that is wanted.
 pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Vec<Imported>, SourceError> {
+    let mut before = Before::default();
+    let vms = read_after(text, format, file, wish, &mut before)?;
+    match wish.only {
+        Some(only) if vms.is_empty() => Err(SourceError::new(1, before.no_vm(only, "this file"))),
+        _ => Ok(vms),
+    }
+}
+
+/// As [`read`], where others were read `before`; these are added to them. There is none if only one is wanted and it is not in this text.
+///
+/// # Errors
+/// If the text can't be read, or describes what no VM can be.
+pub fn read_after(
+    text: &str,
+    format: Format,
+    file: &str,
+    wish: Wish<'_>,
+    before: &mut Before,
+) -> Result<Vec<Imported>, SourceError> {
     if text.len() > LARGEST {
         return Err(SourceError::new(
             1,
@@ -181,31 +217,24 @@ pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Ve
         return Err(SourceError::new(1, "there is nothing in this file"));
     }
     few_enough(sources.len())?;
-    let (mut taken, mut vms, mut others) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let mut vms = Vec::new();
     for source in &sources {
         let mut draft = Draft::default();
         let read = read_one(source, format, &mut draft);
-        let name = own_name(&draft, file, wish, &mut taken);
+        let name = own_name(&draft, file, wish, before);
         // What is wrong with a VM that nobody wants is no obstacle.
         if wish.only.is_some_and(|only| only != name) {
-            others.push(name);
+            before.unwanted.push(name);
             continue;
         }
         read?;
         vms.push(vm(source, &draft, format, name, wish));
     }
-    match wish.only {
-        Some(only) if vms.is_empty() => {
-            let names = listed(others.iter().map(String::as_str));
-            return Err(SourceError::new(1, format!("no VM of this file gets the name {only:?}: there are {names}")));
-        }
-        Some(_) => {}
-        None => {
-            if let Some(first) = vms.first_mut() {
-                first.findings.extend(between);
-                first.findings.sort_by_key(|finding| finding.lines.first().copied());
-            }
-        }
+    if wish.only.is_none()
+        && let Some(first) = vms.first_mut()
+    {
+        first.findings.extend(between);
+        first.findings.sort_by_key(|finding| finding.lines.first().copied());
     }
     Ok(vms)
 }
@@ -254,15 +283,16 @@ fn valid_name(written: &str) -> String {
     draft::word(written, NAME).unwrap_or_else(|| "vm".into())
 }
 
-/// The name that a VM has if nobody wishes another one. It is not `taken` in its namespace.
-fn own_name(draft: &Draft, file: &str, wish: Wish<'_>, taken: &mut BTreeSet<(Option<String>, String)>) -> String {
+/// The name that a VM has if nobody wishes another one. No VM before it has it in its namespace.
+fn own_name(draft: &Draft, file: &str, wish: Wish<'_>, before: &mut Before) -> String {
     let name = valid_name(if draft.name.is_empty() { file } else { &draft.name });
     let namespace = wish.namespace.or(draft.namespace.as_deref()).map(str::to_owned);
-    let numbered = (2..=VMS).map(|number| {
+    let numbered = (2_usize..).map(|number| {
         let end = format!("-{number}");
         let begin = name.get(..NAME - end.len()).unwrap_or(&name).trim_end_matches('-');
         format!("{begin}{end}")
     });
+    let taken = &mut before.names;
     let free =
         std::iter::once(name.clone()).chain(numbered).find(|name| taken.insert((namespace.clone(), name.clone())));
     free.unwrap_or(name)
@@ -288,7 +318,7 @@ fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>)
         let why = if own == valid_name(&draft.name) {
             "names are of lower case letters, digits and hyphens"
         } else {
-            "another VM of the file has that name"
+            "another VM has that name"
         };
         let why = format!("{own:?} (before: {:?}): {why}", draft.name);
         findings.push(Finding { lines: vec![source.line], what: "metadata.name".into(), grade: Grade::Changed, why });

@@ -1,6 +1,8 @@
 //! `kubectl vm import`: prints the manifest of a VM that another program describes. What is read is [`import`](crate::import).
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
     fs::File,
     io::{self, IsTerminal, Read},
     path::{Path, PathBuf},
@@ -17,7 +19,8 @@ use super::{
 use crate::{
     exchange::Grade,
     files::FileError,
-    import::{self, Format, Imported, LARGEST, Wish, listed, source::SourceError},
+    import::{self, Before, Format, Imported, LARGEST, Wish, listed, source::SourceError},
+    render::valid::is_dns_label,
 };
 
 #[derive(Args)]
@@ -70,15 +73,25 @@ impl From<FormatName> for Format {
 }
 
 pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let mut all = Vec::new();
+    let wish =
+        Wish { name: options.name.as_deref(), only: options.only.as_deref(), namespace: options.namespace.as_deref() };
+    if let Some(namespace) = wish.namespace.filter(|namespace| !is_dns_label(namespace)) {
+        let line = format!("--namespace {namespace:?}: a namespace has up to 63 small letters, digits and hyphens");
+        return Err(Failure::usage(line));
+    }
+    let (mut all, mut before, mut files) = (Vec::new(), Before::default(), BTreeSet::new());
     for file in &options.files {
-        let wish = Wish {
-            name: options.name.as_deref(),
-            only: options.only.as_deref(),
-            namespace: options.namespace.as_deref(),
-        };
-        let (format, vms) = read(file, options.from.map(Format::from), wish)?;
+        if !files.insert(file) {
+            return Err(Failure::usage(format!("{} is given twice", file.display())));
+        }
+        let (format, vms) = read(file, options.from.map(Format::from), wish, &mut before)?;
         all.extend(vms.into_iter().map(|vm| (file, format, vm)));
+    }
+    if let Some(only) = wish.only.filter(|_| all.is_empty()) {
+        return Err(match options.files.as_slice() {
+            [file] => at(file, 1, before.no_vm(only, "this file")).into(),
+            _ => Failure::new(before.no_vm(only, "these files")),
+        });
     }
     if options.name.is_some() && all.len() > 1 {
         let (count, names) = (all.len(), listed(all.iter().map(|(_, _, vm)| vm.name.as_str())));
@@ -115,20 +128,35 @@ pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Fa
     Ok(Exit::negative_if(options.strict && is_left_out))
 }
 
+/// What is wrong in a line of a file.
+fn at(file: &Path, line: usize, message: String) -> FileError {
+    FileError { file: file.to_owned(), at: Some((line, 1)), message }
+}
+
 /// The VMs of a file.
-fn read(file: &Path, format: Option<Format>, wish: Wish<'_>) -> Result<(Format, Vec<Imported>), Failure> {
+fn read(
+    file: &Path,
+    format: Option<Format>,
+    wish: Wish<'_>,
+    before: &mut Before,
+) -> Result<(Format, Vec<Imported>), Failure> {
     let wrong =
         |error: SourceError| FileError { file: file.to_owned(), at: Some(error.at), message: plain(&error.message) };
     let text = text(file)?;
     let format = format.map_or_else(|| Format::of(&text), Ok).map_err(wrong)?;
-    let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-    let vms = import::read(&text, format, stem, wish).map_err(wrong)?;
+    let vms = import::read_after(&text, format, stem(file), wish, before).map_err(wrong)?;
     Ok((format, vms))
+}
+
+/// The name of a VM that has none in its file: that of the file. Lima calls the file of each instance the same, in a folder for each.
+fn stem(file: &Path) -> &str {
+    let folder = file.parent().and_then(Path::file_name).filter(|_| file.file_name() == Some("lima.yaml".as_ref()));
+    folder.or_else(|| file.file_stem()).and_then(OsStr::to_str).unwrap_or_default()
 }
 
 /// The text of a file, or of standard input (`-`).
 fn text(file: &Path) -> Result<String, Failure> {
-    let wrong = |line: usize, message: String| FileError { file: file.to_owned(), at: Some((line, 1)), message };
+    let wrong = |line: usize, message: String| at(file, line, message);
     let mut bytes = Vec::new();
     let limit = LARGEST as u64 + 1;
     let read = if file == Path::new("-") {
@@ -218,6 +246,55 @@ mod tests {
         assert!(failure.words().ends_with(": no VM of this file gets the name \"mail\": there are web, db"));
     }
 
+    /// The exit code, and what is printed.
+    fn printed(line: &str) -> Result<(Exit, String), String> {
+        let options: Options = crate::cli::parsed(line).map_err(|error| error.to_string())?;
+        let mut printed = Vec::new();
+        let exit = run(&options, &mut Output::new(&mut printed)).map_err(|failure| failure.words())?;
+        Ok((exit, String::from_utf8(printed).unwrap()))
+    }
+
+    #[test]
+    fn the_vms_of_several_files_have_names_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let [a, b] = ["a.xml", "b.xml"].map(|name| path(name, "<domain type='kvm'><name>web</name></domain>"));
+        let lima = path("Web/lima.yaml", "images: []\n");
+        let names = |line: &str| printed(line).map(|(_, names)| names);
+        let all = "-o jsonpath={.items[*].metadata.name}";
+        assert_eq!(names(&format!("{a} {b} {lima} {all}")).unwrap(), "web web-2 web-3");
+        let (_, text) = printed(&format!("{a} {b}")).unwrap();
+        let why = "#   line 1: metadata.name: changed: \"web-2\" (before: \"web\"): another VM has that name";
+        assert!(text.lines().any(|line| line == why), "{text}");
+        let one = "-o jsonpath={.metadata.name}";
+        assert_eq!(names(&format!("{a} {b} --only web-2 --name shop {one}")).unwrap(), "shop");
+        let error = names(&format!("{a} {b} --only db")).unwrap_err();
+        assert_eq!(error, "no VM of these files gets the name \"db\": there are web, web-2");
+        let error = names(&format!("{a} {b} --name shop")).unwrap_err();
+        assert!(error.starts_with("--name is for one VM, and there are 2: web, web-2."), "{error}");
+        let error = names(&format!("{a} {b} {a}")).unwrap_err();
+        assert_eq!(error, format!("{a} is given twice"));
+    }
+
+    #[test]
+    fn a_namespace_that_can_not_be_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.xml");
+        fs::write(&file, "<domain type='kvm'/>").unwrap();
+        assert!(printed(&format!("{} -n vms", file.display())).unwrap().1.contains("\n  namespace: vms\n"));
+        for namespace in ["a/b", "A", "a.b", "-a"] {
+            let error = printed(&format!("{} --namespace={namespace}", file.display())).unwrap_err();
+            let expected =
+                format!("--namespace {namespace:?}: a namespace has up to 63 small letters, digits and hyphens");
+            assert_eq!(error, expected);
+        }
+    }
+
     #[test]
     fn hostile_files_are_refused_with_their_line() {
         let folder = tempfile::tempdir().unwrap();
@@ -247,7 +324,7 @@ mod tests {
         ] {
             let file = folder.path().join("x");
             fs::write(&file, &content).unwrap();
-            let Err(failure) = read(&file, None, Wish::default()) else {
+            let Err(failure) = read(&file, None, Wish::default(), &mut Before::default()) else {
                 panic!("{}", String::from_utf8_lossy(&content[..content.len().min(60)]))
             };
             let words = failure.words();

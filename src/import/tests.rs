@@ -273,7 +273,7 @@ fn the_vms_of_a_text_have_names_of_their_own() {
         findings.map(|it| it.why.clone()).collect()
     };
     assert_eq!(whys(&vms[0]), ["\"a-b\" (before: \"a b\"): names are of lower case letters, digits and hyphens"]);
-    assert_eq!(whys(&vms[1]), ["\"a-b-2\" (before: \"A.B\"): another VM of the file has that name"]);
+    assert_eq!(whys(&vms[1]), ["\"a-b-2\" (before: \"A.B\"): another VM has that name"]);
     assert_eq!(whys(&vms[3]), Vec::<String>::new(), "it has no name");
     let wish = Wish { only: Some("a-b-3"), name: Some("new"), ..Wish::default() };
     let chosen = read(&text, Format::Ovf, "a b", wish).unwrap();
@@ -284,6 +284,33 @@ fn the_vms_of_a_text_have_names_of_their_own() {
     assert!(error.message.starts_with("no VM of this file gets the name \"c\": there are a-b, a-b-2, "), "{error}");
     let names = ["a"; 12];
     assert_eq!(listed(names.iter().copied()), "a, a, a, a, a, a, a, a, a, a and 2 more");
+}
+
+#[test]
+fn the_vms_of_several_texts_have_names_of_their_own() {
+    let mut before = Before::default();
+    let mut names = |text: &str, file: &str, wish: Wish<'_>| -> Vec<String> {
+        let format = Format::of(text).unwrap();
+        let vms = read_after(text, format, file, wish, &mut before).unwrap();
+        vms.into_iter().map(|vm| vm.name).collect()
+    };
+    let everything = Wish::default();
+    let domain = |name: &str| format!("<domain type='kvm'><name>{name}</name></domain>");
+    let object = |place: &str| object("VirtualMachine", place, SPECS[0]);
+    assert_eq!(names(&domain("web"), "a", everything), ["web"]);
+    assert_eq!(names(&(domain("db") + &domain("web")), "a", everything), ["db", "web-2"]);
+    assert_eq!(names(&object("name: web"), "b", everything), ["web-3"]);
+    assert_eq!(names(&object("name: web, namespace: shop"), "b", everything), ["web"]);
+    assert_eq!(names("images: []\n", "web", everything), ["web-4"]);
+    let wish = Wish { only: Some("web-5"), ..Wish::default() };
+    assert_eq!(names(&domain("mail"), "c", wish), Vec::<String>::new());
+    assert_eq!(names(&domain("web"), "c", wish), ["web-5"]);
+    let mut before = Before::default();
+    for text in [domain("web"), domain("db")] {
+        read_after(&text, Format::Libvirt, "a", Wish { only: Some("mail"), ..Wish::default() }, &mut before).unwrap();
+    }
+    let expected = "no VM of these files gets the name \"mail\": there are web, db";
+    assert_eq!(before.no_vm("mail", "these files"), expected);
 }
 
 /// An object of KubeVirt on one line.

@@ -15,12 +15,15 @@ mod ovf;
 mod proxmox;
 pub mod source;
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde_json::Value;
 
 use self::{
-    draft::{Draft, Place},
+    draft::{Draft, Origin, Place},
     source::{Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -217,18 +220,22 @@ pub fn read_after(
         return Err(SourceError::new(1, "there is nothing in this file"));
     }
     few_enough(sources.len())?;
-    let mut vms = Vec::new();
+    let (mut vms, mut origins) = (Vec::new(), BTreeMap::new());
     for source in &sources {
         let mut draft = Draft::default();
         let read = read_one(source, format, &mut draft);
         let name = own_name(&draft, file, wish, before);
+        let shared = shared(&draft, &name, wish, &mut origins);
         // What is wrong with a VM that nobody wants is no obstacle.
         if wish.only.is_some_and(|only| only != name) {
             before.unwanted.push(name);
             continue;
         }
         read?;
-        vms.push(vm(source, &draft, format, name, wish));
+        let mut vm = vm(source, &draft, format, name, wish);
+        vm.findings.extend(shared);
+        vm.findings.sort_by_key(|finding| finding.lines.first().copied());
+        vms.push(vm);
     }
     if wish.only.is_none()
         && let Some(first) = vms.first_mut()
@@ -296,6 +303,22 @@ fn own_name(draft: &Draft, file: &str, wish: Wish<'_>, before: &mut Before) -> S
     let free =
         std::iter::once(name.clone()).chain(numbered).find(|name| taken.insert((namespace.clone(), name.clone())));
     free.unwrap_or(name)
+}
+
+/// The disks that a VM before it has too. `origins`: the VMs that have them, by what the text calls the disks.
+fn shared(draft: &Draft, own: &str, wish: Wish<'_>, origins: &mut BTreeMap<String, String>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let name = wish.name.unwrap_or(own);
+    for Origin { name: origin, disk, at: (line, what) } in &draft.origins {
+        let first = origins.entry(origin.clone()).or_insert_with(|| own.to_owned());
+        if *first != own {
+            let why = format!(
+                "the VM {first} has the same disk: the claim {name}-{disk}-disk is another one, and neither VM sees what the other writes"
+            );
+            found.push(Finding { lines: vec![*line], what: what.clone(), grade: Grade::Changed, why });
+        }
+    }
+    found
 }
 
 fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>) -> Imported {

@@ -58,6 +58,17 @@ pub struct Fill {
     pub is_size_known: bool,
 }
 
+/// A disk that other VMs of the same text may have too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// What the source calls it.
+    pub name: String,
+    /// The name of the disk that it became.
+    pub disk: String,
+    /// The part that says so: its line, and what it is called.
+    pub at: (usize, String),
+}
+
 /// A VM that comes together.
 #[derive(Debug, Default)]
 pub struct Draft {
@@ -80,6 +91,8 @@ pub struct Draft {
     pub has_bridge: bool,
     /// What has to be copied into disks.
     pub fills: Vec<Fill>,
+    /// Disks that are not of this VM alone.
+    pub origins: Vec<Origin>,
     /// Files for the claim `VM-runner-data`: where they are, and what they are called there.
     pub data: Vec<(Place, &'static str)>,
 }
@@ -168,6 +181,11 @@ impl Draft {
             self.fills.push(Fill { disk: name.clone(), from, is_size_known: bytes.is_some() });
         }
         Some(name)
+    }
+
+    /// Notes what the source calls a disk, for VMs that have the same.
+    pub fn origin(&mut self, name: impl Into<String>, disk: &str, item: &Item) {
+        self.origins.push(Origin { name: name.into(), disk: disk.to_owned(), at: (item.line, item.label.clone()) });
     }
 
     /// Lets the template set import-disk fill a disk.

@@ -646,6 +646,9 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     let Some(name) = draft.disk(name, bytes, content) else {
         return kind.whole(Grade::LeftOut, "a VM has at most 64 disks");
     };
+    if ["persistentVolumeClaim", "dataVolume"].contains(&kind.key.as_str()) && filled.is_none() {
+        draft.origin(format!("{}/{claim}", of(root, "metadata/namespace")), &name, kind);
+    }
     let lasts = if ["containerDisk", "ephemeral"].contains(&kind.key.as_str()) { "; it outlives a stop" } else { "" };
     if let Some(source) = filled {
         kind.whole(Grade::Changed, format!("the template set import-disk fills the claim VM-{name}-disk{lasts}"));

@@ -440,6 +440,44 @@ fn the_data_of_a_vm_of_a_cluster_is_copied() {
 }
 
 #[test]
+fn a_claim_or_a_file_that_two_vms_share_is_told() {
+    let vm = |place: &str, claim: &str| {
+        let volumes = format!("[{{name: root, persistentVolumeClaim: {{claimName: {claim}}}}}]");
+        object(
+            "VirtualMachine",
+            place,
+            &format!("{{template: {{spec: {{domain: {{devices: {{}}}}, volumes: {volumes}}}}}}}"),
+        )
+    };
+    let vms = [
+        vm("name: a, namespace: x", "data"),
+        vm("name: b, namespace: x", "data"),
+        vm("name: c, namespace: y", "data"),
+        vm("name: d, namespace: x", "own"),
+    ];
+    let domain = |name: &str, file: &str| {
+        format!(
+            "<domain type='kvm'><name>{name}</name><devices><disk><source file='{file}'/><target dev='vda'/></disk></devices></domain>\n"
+        )
+    };
+    let domains = domain("a", "/x.img") + &domain("b", "/x.img") + &domain("c", "/y.img") + &domain("d", "/z.img");
+    for (text, format, part) in [
+        (vms.join("\n---\n"), Format::Kubevirt, "spec.template.spec.volumes[0].persistentVolumeClaim"),
+        (domains, Format::Libvirt, "<disk/source>"),
+    ] {
+        let vms = read(&text, format, "file", Wish::default()).unwrap();
+        let told: Vec<Vec<&str>> = vms
+            .iter()
+            .map(|vm| {
+                let findings = vm.findings.iter().filter(|it| it.why.starts_with("the VM a has the same disk"));
+                findings.map(|it| it.what.as_str()).collect()
+            })
+            .collect();
+        assert_eq!(told, [vec![], vec![part], vec![], vec![]]);
+    }
+}
+
+#[test]
 fn objects_of_kubevirt_that_are_no_vms_are_named() {
     let [vm_spec, _] = SPECS;
     let pool = object("VirtualMachinePool", "name: desktops", "{replicas: 3}");

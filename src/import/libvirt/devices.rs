@@ -100,9 +100,13 @@ fn disk(device: &Item, draft: &mut Draft) {
         }
         draft.cd("")
     } else {
-        let content = source.zip(from).map_or(Content::Empty, |(source, from)| Content::From(place(source, from)));
+        let content =
+            source.zip(from.clone()).map_or(Content::Empty, |(source, from)| Content::From(place(source, from)));
         let name = draft.disk(&target, None, content);
         if let (Some(source), Some(name)) = (source, &name) {
+            if let Some(from) = from {
+                draft.origin(from, name, source);
+            }
             let what = format!("its content has to be copied into the claim VM-{name}-disk (see the comments)");
             source.whole(Grade::Changed, what);
         }

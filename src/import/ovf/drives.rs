@@ -113,6 +113,7 @@ fn disk<'a>(package: &Package<'a>, item: &'a Item, seen: &mut BTreeSet<&'a str>,
         return item.whole(Grade::LeftOut, "a VM has at most 64 disks");
     };
     item.whole(Grade::Changed, DRIVER);
+    draft.origin(wanted, &name, disk.or(file).unwrap_or(item));
     if let Some(file) = file {
         let from = content(file, &name);
         draft.fills.push(Fill { disk: name.clone(), from, is_size_known: bytes.is_some() });

@@ -484,6 +484,45 @@ fn the_guest_tells_clock_and_architecture() {
 }
 
 #[test]
+fn a_disk_that_two_vms_share_is_told() {
+    let vm = |id: &str, disks: &[&str]| {
+        let drives = disks.iter().map(|disk| item(17, &[&format!("HostResource=ovf:/disk/{disk}")]));
+        let hardware = computer() + &drives.collect::<String>();
+        format!(
+            "<VirtualSystem ovf:id='{id}'><VirtualHardwareSection>{hardware}</VirtualHardwareSection></VirtualSystem>"
+        )
+    };
+    let text = format!(
+        "<Envelope xmlns:ovf='o' xmlns:rasd='r'>\n<References><File ovf:id='f' ovf:href='f.vmdk'/></References>\n<DiskSection>\n\
+         <Disk diskId='own' capacity='8000000' fileRef='f'/>\n<Disk diskId='quorum' capacity='8000000'/>\n<Disk diskId='b' \
+         capacity='8000000' fileRef='f'/></DiskSection><VirtualSystemCollection>{}{}{}</VirtualSystemCollection></Envelope>",
+        vm("Node 1", &["own", "quorum"]),
+        vm("Node 2", &["b", "quorum"]),
+        vm("node-3", &["quorum", "quorum"])
+    );
+    let told = |vms: &[Imported]| -> Vec<Vec<String>> {
+        let of = |vm: &Imported| -> Vec<String> {
+            let findings = vm.findings.iter().filter(|it| it.why.contains("has the same disk"));
+            findings.map(ToString::to_string).collect()
+        };
+        vms.iter().map(of).collect()
+    };
+    let line = |name: &str, disk: &str| {
+        format!(
+            "5: <DiskSection/Disk>: changed: the VM node-1 has the same disk: the claim {name}-{disk}-disk is another one, and \
+             neither VM sees what the other writes"
+        )
+    };
+    let vms = import::read(&text, Format::Ovf, "file", Wish::default()).unwrap();
+    let expected = [vec![], vec![line("node-2", "quorum")], vec![line("node-3", "quorum"), line("node-3", "quorum-2")]];
+    // Two disks of one file are no shared disk.
+    assert_eq!(told(&vms), expected);
+    let wish = Wish { only: Some("node-2"), name: Some("new"), ..Wish::default() };
+    let vms = import::read(&text, Format::Ovf, "file", wish).unwrap();
+    assert_eq!(told(&vms), [[line("new", "quorum")]]);
+}
+
+#[test]
 fn what_no_vm_names_is_told_once() {
     let vm = |id: &str| {
         let hardware = computer() + &item(17, &[&format!("HostResource=/disk/{id}")]);

@@ -26,7 +26,7 @@ use self::{
     draft::{Draft, Origin, Place},
     source::{Item, SourceError},
 };
-use crate::exchange::Grade;
+use crate::{api::GROUP, exchange::Grade};
 
 /// The largest text that is read.
 pub const LARGEST: usize = 16 << 20;
@@ -34,6 +34,11 @@ pub const LARGEST: usize = 16 << 20;
 const NAME: usize = 63;
 /// The most VMs of a text.
 const VMS: usize = 1000;
+/// The most characters of what is said of a part: it may have names of the file.
+const LONGEST: usize = 400;
+/// The most bytes that an API server takes as annotations of an object, and as a whole object.
+const ANNOTATIONS: usize = 256 << 10;
+const OBJECT: usize = 1 << 20;
 
 /// Who wrote the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,24 +71,41 @@ impl Format {
     /// # Errors
     /// If it is none of them, with what to do.
     pub fn of(text: &str) -> Result<Self, SourceError> {
+        let text = text.trim_start_matches('\u{feff}');
         let first = text.lines().position(|line| !line.trim().is_empty()).unwrap_or_default() + 1;
         let wrong = |what: &str| Err(SourceError::new(first, what.to_owned()));
         let begins = |start: &str| text.lines().any(|line| line.starts_with(start));
+        if text.trim().is_empty() {
+            return wrong("there is nothing in this file");
+        }
         if text.contains("Vagrant.configure") {
             return wrong(
                 "a Vagrantfile is a program in Ruby, which only Vagrant can run: `vagrant up`, then `virsh dumpxml NAME` (libvirt) or \
                  `VBoxManage export NAME -o vm.ovf` (VirtualBox) print what this command reads",
             );
         }
-        if text.trim_start_matches('\u{feff}').trim_start().starts_with('<') {
+        if begins("config.version") && text.contains("virtualHW.version") {
+            return wrong("this is VMware's own file: `ovftool NAME.vmx NAME.ovf` makes an OVF of it, which is read");
+        }
+        if text.trim_start().starts_with('<') {
             return match () {
                 () if text.contains("<Envelope") || text.contains(":Envelope") => Ok(Self::Ovf),
                 () if text.contains("<domain") => Ok(Self::Libvirt),
+                () if text.contains("<VirtualBox") => wrong(
+                    "this is VirtualBox's own file: `VBoxManage export NAME -o NAME.ovf` makes an OVF, which is read",
+                ),
                 () => wrong("this XML is neither a domain of libvirt nor an envelope of OVF"),
             };
         }
         if text.contains("kubevirt.io/v1") && (begins("kind:") || text.trim_start().starts_with('{')) {
             return Ok(Self::Kubevirt);
+        }
+        if begins("apiVersion:") || text.trim_start().starts_with('{') && text.contains("\"apiVersion\"") {
+            return wrong(if text.contains(GROUP) {
+                "these are objects of vm-operator already: `kubectl apply -f FILE` takes them as they are"
+            } else {
+                "these are objects of Kubernetes, and none of them is one of KubeVirt"
+            });
         }
         if ["images:", "base:", "minimumLimaVersion:", "vmType:", "provision:", "containerd:"]
             .iter()
@@ -232,8 +254,13 @@ pub fn read_after(
             continue;
         }
         read?;
+        let large = large_annotations(source, &mut draft);
         let mut vm = vm(source, &draft, format, name, wish);
-        vm.findings.extend(shared);
+        if vm.manifest.to_string().len() > OBJECT {
+            let what = format!("the VM would be larger than {} MiB, and no API server takes that", OBJECT >> 20);
+            return Err(SourceError::new(source.line, what));
+        }
+        vm.findings.extend(shared.into_iter().chain(large));
         vm.findings.sort_by_key(|finding| finding.lines.first().copied());
         vms.push(vm);
     }
@@ -305,6 +332,25 @@ fn own_name(draft: &Draft, file: &str, wish: Wish<'_>, before: &mut Before) -> S
     free.unwrap_or(name)
 }
 
+/// Takes annotations out that an API server would refuse.
+fn large_annotations(source: &Item, draft: &mut Draft) -> Option<Finding> {
+    let length = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
+    if draft.annotations.iter().map(length).sum::<usize>() <= ANNOTATIONS {
+        return None;
+    }
+    draft.annotations.clear();
+    let why = format!("they have more than {} KiB, and no API server takes that", ANNOTATIONS >> 10);
+    Some(Finding { lines: vec![source.line], what: "metadata.annotations".into(), grade: Grade::LeftOut, why })
+}
+
+/// A text of the file for a message, without what would make it too long.
+pub fn shortened(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The disks that a VM before it has too. `origins`: the VMs that have them, by what the text calls the disks.
 fn shared(draft: &Draft, own: &str, wish: Wish<'_>, origins: &mut BTreeMap<String, String>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -333,9 +379,9 @@ fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>)
     let name = wish.name.unwrap_or(&own);
     source.visit(&mut |item, grade, text| {
         let text = if text.is_empty() { why(item) } else { text };
-        let (what, text) = (item.label.clone(), text.replace("VM-", &format!("{name}-")));
-        let what = if what.is_empty() { "the file".to_owned() } else { what };
-        findings.push(Finding { lines: vec![item.line], what, grade, why: text });
+        let what = if item.label.is_empty() { "the file".to_owned() } else { shortened(&item.label) };
+        let why = shortened(&text.replace("VM-", &format!("{name}-")));
+        findings.push(Finding { lines: vec![item.line], what, grade, why });
     });
     if own != draft.name && !draft.name.is_empty() && wish.name.is_none() {
         let why = if own == valid_name(&draft.name) {
@@ -343,7 +389,7 @@ fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>)
         } else {
             "another VM has that name"
         };
-        let why = format!("{own:?} (before: {:?}): {why}", draft.name);
+        let why = format!("{own:?} (before: {:?}): {why}", shortened(&draft.name));
         findings.push(Finding { lines: vec![source.line], what: "metadata.name".into(), grade: Grade::Changed, why });
     }
     let namespace = wish.namespace.or(draft.namespace.as_deref());

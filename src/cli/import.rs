@@ -19,7 +19,7 @@ use super::{
 use crate::{
     exchange::Grade,
     files::FileError,
-    import::{self, Before, Format, Imported, LARGEST, Wish, listed, source::SourceError},
+    import::{self, Before, Format, Imported, LARGEST, Wish, listed, shortened, source::SourceError},
     render::valid::is_dns_label,
 };
 
@@ -140,8 +140,10 @@ fn read(
     wish: Wish<'_>,
     before: &mut Before,
 ) -> Result<(Format, Vec<Imported>), Failure> {
-    let wrong =
-        |error: SourceError| FileError { file: file.to_owned(), at: Some(error.at), message: plain(&error.message) };
+    let wrong = |error: SourceError| {
+        let message = plain(&shortened(&error.message));
+        FileError { file: file.to_owned(), at: Some(error.at), message }
+    };
     let text = text(file)?;
     let format = format.map_or_else(|| Format::of(&text), Ok).map_err(wrong)?;
     let vms = import::read_after(&text, format, stem(file), wish, before).map_err(wrong)?;
@@ -168,9 +170,8 @@ fn text(file: &Path) -> Result<String, Failure> {
         File::open(file).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
     read.map_err(FileError::io(file))?;
-    let is_archive = bytes.get(257..262).is_some_and(|magic| magic == b"ustar");
-    if is_archive {
-        return Err(wrong(1, "this is an archive: `tar xf` it, and import the .ovf in it".into()).into());
+    if let Some(what) = no_text(&bytes) {
+        return Err(wrong(1, what.into()).into());
     }
     if bytes.len() > LARGEST {
         let message = format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20);
@@ -179,8 +180,32 @@ fn text(file: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| {
         let before = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        wrong(line, "this is not UTF-8: `iconv -t UTF-8` converts it".into()).into()
+        wrong(line, "this is not UTF-8: `iconv -f ENCODING -t UTF-8` converts it".into()).into()
     })
+}
+
+/// What a file is that has no text, by what it begins with.
+fn no_text(bytes: &[u8]) -> Option<&'static str> {
+    const DISK: &str =
+        "this is a disk, and not what a program says of a VM: `kubectl vm create --image` makes a VM of it";
+    const PACKED: &str = "this is compressed: unpack it";
+    const KINDS: [(&[u8], &str); 11] = [
+        (b"\xff\xfe", "this is UTF-16: `iconv -f UTF-16 -t UTF-8` converts it"),
+        (b"\xfe\xff", "this is UTF-16: `iconv -f UTF-16 -t UTF-8` converts it"),
+        (b"QFI\xfb", DISK),
+        (b"KDMV", DISK),
+        (b"# Disk DescriptorFile", DISK),
+        (b"<<< ", DISK),
+        (b"vhdxfile", DISK),
+        (b"\x1f\x8b", PACKED),
+        (b"\xfd7zXZ\0", PACKED),
+        (b"\x28\xb5\x2f\xfd", PACKED),
+        (b"PK\x03\x04", PACKED),
+    ];
+    if bytes.get(257..262).is_some_and(|magic| magic == b"ustar") {
+        return Some("this is an archive: `tar xf` it, and import the .ovf in it");
+    }
+    KINDS.iter().find(|(begin, _)| bytes.starts_with(begin)).map(|(_, what)| *what)
 }
 
 /// What a reader of the manifest has to know, before it.
@@ -316,9 +341,33 @@ mod tests {
             (deep("[", "]", "images: ", ""), "1:"),
             (deep("- ", "", "images:\n ", ""), "2:"),
             (b"<domain type='kvm'>\n<name>a</nam>".to_vec(), "2:"),
-            (b"".to_vec(), "1:1: the format can't be told"),
+            (b"".to_vec(), "1:1: there is nothing in this file"),
+            (b"\xef\xbb\xbf \n".to_vec(), "1:1: there is nothing in this file"),
+            (b"\xff\xfe<\0d\0o\0".to_vec(), "1:1: this is UTF-16"),
+            (b"QFI\xfb\0\0\0\x03".to_vec(), "1:1: this is a disk"),
+            (b"<<< Oracle VM VirtualBox Disk Image >>>\n".to_vec(), "1:1: this is a disk"),
+            (b"\x1f\x8b\x08\0".to_vec(), "1:1: this is compressed"),
+            (b"<domain type='kvm'>\n<name>a\0</name></domain>".to_vec(), "2:8: a non-XML character"),
             (b"\n\nVagrant.configure('2') do |config|\nend\n".to_vec(), "3:1: a Vagrantfile is a program in Ruby"),
             (b"\n<svg/>".to_vec(), "2:1: this XML is neither"),
+            (b"<?xml version='1.0'?>\n<VirtualBox version='1.16'/>".to_vec(), "1:1: this is VirtualBox's own file"),
+            (
+                b".encoding = 'UTF-8'\nconfig.version = '8'\nvirtualHW.version = '19'\n".to_vec(),
+                "1:1: this is VMware's own",
+            ),
+            (b"apiVersion: v1\nkind: Pod\n".to_vec(), "1:1: these are objects of Kubernetes"),
+            (b"{\"apiVersion\": \"v1\", \"kind\": \"Pod\"}".to_vec(), "1:1: these are objects of Kubernetes"),
+            (
+                b"apiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\n".to_vec(),
+                "1:1: these are objects of vm-operator already",
+            ),
+            (format!("images: []\ncpus: {}\n", "x".repeat(100_000)).into(), "2:1: cpus: \"xxx"),
+            (b"images: []\ncpus: 1\ncpus: 2\n".to_vec(), "3:1: the key \"cpus\" is there twice"),
+            (
+                deep("- x\n", "", "images:\n", &"- x\n".repeat(100_000)),
+                "199997:3: this is more than 200000 parts: divide the file",
+            ),
+            (deep("<a/>", "<b/>", "<domain type='kvm'>\n", "</domain>"), "1:1: this is more than 200000 parts"),
             (b"<domain type='xen'/>".to_vec(), "1:1: this is a domain of xen"),
             (b"cores: 2\nwhat is this\n".to_vec(), "1:1: the format can't be told"),
         ] {

@@ -163,9 +163,14 @@ impl Draft {
         is_valid
     }
 
+    /// Whether it has so many disks and CD drives as a VM can have.
+    pub fn is_full(&self) -> bool {
+        self.disks.len() >= DISKS
+    }
+
     /// Adds a disk and returns its name. None: the VM has too many.
     pub fn disk(&mut self, wanted: &str, bytes: Option<u64>, content: Content) -> Option<String> {
-        if self.disks.len() >= DISKS {
+        if self.is_full() {
             return None;
         }
         let taken: BTreeSet<String> = self.disks.iter().filter_map(disk_name).map(str::to_owned).collect();
@@ -206,7 +211,7 @@ impl Draft {
 
     /// Adds a CD drive. False: the VM has too many, or this is no name of a CD.
     pub fn cd(&mut self, image: &str) -> bool {
-        let is_valid = self.disks.len() < DISKS && image.len() <= 4096 && !image.contains(char::is_control);
+        let is_valid = !self.is_full() && image.len() <= 4096 && !image.contains(char::is_control);
         if is_valid {
             self.disks.push(json!({ "cdrom": { "image": image } }));
         }

@@ -1,15 +1,19 @@
 //! `VirtualMachine` and `VirtualMachineInstance` of KubeVirt (<https://kubevirt.io/api-reference/>).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::{
     Finding,
     draft::{self, Content, Draft, Link, Place, card, is_mac},
+    listed,
     source::{self, Item, SourceError},
 };
 use crate::{api::Quantity, exchange::Grade, render::valid::is_dns_label};
+
+const HOOK: &str = "a program that changes the VM: options of QEMU take a template of the runner (docs/templates.md)";
+const FULL: &str = "a VM has at most 64 disks";
 
 const INSTANCETYPE: &str = "write CPUs and memory out: kubectl get vmi -o yaml shows those of a running VM";
 
@@ -19,7 +23,10 @@ pub(super) fn sources(text: &str) -> Result<(Vec<Item>, Vec<Finding>), SourceErr
     for document in source::yaml(text)? {
         unpack(document, &mut objects);
     }
-    let count = objects.len();
+    if objects.is_empty() {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let kinds: BTreeSet<String> = objects.iter().map(|item| of(item, "kind").to_owned()).collect();
     let is_vm = |item: &Item| {
         ["VirtualMachine", "VirtualMachineInstance"].contains(&of(item, "kind")) && item.get("spec").is_some()
     };
@@ -30,7 +37,11 @@ pub(super) fn sources(text: &str) -> Result<(Vec<Item>, Vec<Finding>), SourceErr
             Some(Finding { lines, what, why, .. }) => {
                 SourceError::new(lines.first().copied().unwrap_or(1), format!("{what}: {why}"))
             }
-            None => SourceError::new(1, format!("none of the {count} objects is a VirtualMachine")),
+            None => {
+                let kinds =
+                    listed(kinds.iter().map(|kind| if kind.is_empty() { "without kind" } else { kind.as_str() }));
+                SourceError::new(1, format!("there is no VirtualMachine in this file, only objects that are: {kinds}"))
+            }
         });
     }
     let name = |item: &Item| (of(item, "metadata/namespace").to_owned(), of(item, "metadata/name").to_owned());
@@ -71,6 +82,9 @@ fn no_vm(item: &Item) -> Option<Finding> {
         | "VirtualMachineClusterInstancetype"
         | "VirtualMachinePreference"
         | "VirtualMachineClusterPreference" => INSTANCETYPE,
+        "Template" => {
+            "a template of OpenShift: `oc process --local -f FILE -p NAME=... -o yaml` prints the VM that it makes"
+        }
         kind if kind.starts_with("VirtualMachine") => "it is no VM",
         _ => return None,
     };
@@ -115,6 +129,9 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         && let Some(labels) = root.get("spec/template/metadata")
     {
         labels.whole(Grade::Changed, "Pods of VMs have the labels of vm-operator: templates add others (block labels)");
+        for item in labels.get("annotations").into_iter().flat_map(Item::items).filter(|item| is_hook(item)) {
+            item.left_out(HOOK);
+        }
     }
     run_strategy(root, draft);
     placement(spec, draft);
@@ -135,6 +152,11 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         }
     }
     Ok(())
+}
+
+/// Whether an annotation changes the VM.
+fn is_hook(item: &Item) -> bool {
+    item.key.starts_with("hooks.kubevirt.io/")
 }
 
 /// What parts that nobody used are told.
@@ -184,7 +206,7 @@ fn metadata(root: &Item, draft: &mut Draft) {
                     map.insert(item.key.clone(), item.same(format!("{field}.{}", item.key)).into());
                 }
                 for item in tools {
-                    item.left_out("it is for KubeVirt or kubectl");
+                    item.left_out(if is_hook(item) { HOOK } else { "it is for KubeVirt or kubectl" });
                 }
             }
             "creationTimestamp" | "resourceVersion" | "uid" | "generation" | "managedFields" | "selfLink"
@@ -456,10 +478,8 @@ fn clock(domain: &Item, draft: &mut Draft) {
 }
 
 fn networks(spec: &Item, domain: &Item, draft: &mut Draft) {
-    let named = |name: &str| {
-        let networks = spec.get("networks").into_iter().flat_map(Item::items);
-        networks.into_iter().find(|network| network.get("name").is_some_and(|it| it.text() == name))
-    };
+    let by_name = by_name(spec.get("networks").map(Item::items).unwrap_or_default());
+    let named = |name: &str| by_name.get(name).copied();
     spec.get("networks").map(Item::enter);
     if let Some(item) = domain.get("devices/autoattachPodInterface") {
         item.same("spec.vm.networks");
@@ -525,19 +545,30 @@ fn networks(spec: &Item, domain: &Item, draft: &mut Draft) {
     }
 }
 
+/// Parts of a list by their names. Of several that are called the same it is the first one.
+fn by_name(list: &[Item]) -> BTreeMap<&str, &Item> {
+    let mut map = BTreeMap::new();
+    for item in list {
+        if let Some(name) = item.get("name") {
+            map.entry(name.text()).or_insert(item);
+        }
+    }
+    map
+}
+
 fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) {
     let volumes: Vec<&Item> = spec.get("volumes").into_iter().flat_map(|it| it.enter().items()).collect();
-    let named =
-        |name: &str| volumes.iter().copied().find(|volume| volume.get("name").is_some_and(|it| it.text() == name));
+    let by_name = by_name(spec.get("volumes").map(Item::items).unwrap_or_default());
     let list = domain.get("devices/disks");
     list.map(Item::enter);
     // A volume that no disk names is a disk too.
     let listed: Vec<(&str, Option<&Item>)> =
         list.into_iter().flat_map(Item::items).map(|it| (it.get("name").map_or("", Item::text), Some(it))).collect();
     let others = volumes.iter().map(|it| (it.get("name").map_or("", Item::text), None));
-    let others: Vec<_> = others.filter(|(name, _)| !listed.iter().any(|(listed, _)| listed == name)).collect();
+    let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
+    let others: Vec<_> = others.filter(|(name, _)| !names.contains(name)).collect();
     for (name, disk) in listed.into_iter().chain(others) {
-        let Some(volume) = named(name) else { continue };
+        let Some(volume) = by_name.get(name).copied() else { continue };
         volume.enter();
         if let Some(item) = volume.get("name") {
             item.same("the disk's name");
@@ -600,6 +631,9 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         _ => {}
     }
+    if draft.is_full() {
+        return kind.whole(Grade::LeftOut, FULL);
+    }
     if is_cd {
         kind.whole(
             Grade::Changed,
@@ -644,7 +678,7 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     let is_empty = from.is_none();
     let content = from.filter(|_| filled.is_none()).map_or(Content::Empty, Content::From);
     let Some(name) = draft.disk(name, bytes, content) else {
-        return kind.whole(Grade::LeftOut, "a VM has at most 64 disks");
+        return kind.whole(Grade::LeftOut, FULL);
     };
     if ["persistentVolumeClaim", "dataVolume"].contains(&kind.key.as_str()) && filled.is_none() {
         draft.origin(format!("{}/{claim}", of(root, "metadata/namespace")), &name, kind);

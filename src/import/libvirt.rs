@@ -12,11 +12,9 @@ mod devices;
 pub(super) fn sources(text: &str) -> Result<Vec<Item>, SourceError> {
     const AROUND: &str = "domains";
     match source::xml_parts(text, AROUND) {
-        Err(_) if text.matches("</domain>").count() > 1 => {
-            // The lines stay the same.
-            let begin = if text.starts_with("<?xml") { text.find("?>").map_or(0, |at| at + 2) } else { 0 };
-            let (declaration, domains) = text.split_at(begin);
-            source::xml_parts(&format!("{declaration}<{AROUND}>{domains}</{AROUND}>"), AROUND)
+        // The lines stay the same.
+        Err(_) if text.matches("</domain").count() > 1 => {
+            source::xml_parts(&format!("<{AROUND}>{}</{AROUND}>", source::undeclared(text)), AROUND)
         }
         parts => parts,
     }

@@ -20,6 +20,53 @@ const LARGEST_DISK: u64 = 1 << 60;
 const LOGIN: &str =
     "Lima makes a user who has your SSH key, and nobody makes one here: write one into spec.cloudInit.userData.users";
 const USER: &str = "the user is called as that of the computer there: write one into spec.cloudInit.userData.users";
+/// The keys of a file.
+const KEYS: [&str; 44] = [
+    "additionalDisks",
+    "arch",
+    "audio",
+    "base",
+    "blockDevices",
+    "caCerts",
+    "containerd",
+    "copyToHost",
+    "cpuType",
+    "cpus",
+    "disk",
+    "dns",
+    "env",
+    "firmware",
+    "guestInstallPrefix",
+    "hostResolver",
+    "images",
+    "memory",
+    "message",
+    "minimumLimaVersion",
+    "mountInotify",
+    "mountType",
+    "mountTypesUnsupported",
+    "mounts",
+    "nestedVirtualization",
+    "network",
+    "networks",
+    "os",
+    "osOpts",
+    "param",
+    "plain",
+    "portForwards",
+    "probes",
+    "propagateProxyEnv",
+    "provision",
+    "rosetta",
+    "ssh",
+    "timezone",
+    "tpm",
+    "upgradePackages",
+    "user",
+    "video",
+    "vmOpts",
+    "vmType",
+];
 /// How names of archives end. WSL takes root file systems in such files.
 const ARCHIVES: [&str; 11] =
     [".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst", ".wsl", ".zip"];
@@ -27,6 +74,9 @@ const TEMPLATE: &str = "a template, which Lima fills in: write the value out";
 
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     root.enter();
+    if !root.items().iter().any(|item| KEYS.contains(&item.key.as_str())) {
+        return Err(SourceError::new(root.line, "this is no file of Lima: it has none of Lima's keys, such as images"));
+    }
     architecture(root)?;
     if let Some(os) = root.get("os").filter(|os| os.text() == "Darwin") {
         return Err(SourceError::new(os.line, "a guest with macOS runs on Apple's computers only"));
@@ -102,6 +152,7 @@ pub(super) fn why(item: &Item) -> &'static str {
         "copyToHost" => "kubectl vm scp",
         "param" => "parameters are for Lima's scripts: write their values out",
         "rosetta" | "nestedVirtualization" | "vz" | "krunkit" => "it is for computers of Apple",
+        "blockDevices" => "devices of a computer are not passed on",
         "osOpts" => "Lima installs Windows by itself: do it by the console (kubectl vm view)",
         "minimumVersion" | "guestInstallPrefix" => "it is for Lima",
         _ => "",
@@ -462,8 +513,10 @@ fn provision(item: &Item, draft: &mut Draft) {
         let path = format!("/var/lib/import/{count}.sh");
         let file = json!({ "path": path, "permissions": "0755", "content": text.text() });
         for (field, value) in [("write_files", file), ("runcmd", json!(path))] {
-            let list = data[field].as_array().cloned().unwrap_or_default();
-            data[field] = list.into_iter().chain([value]).collect();
+            match data[field].as_array_mut() {
+                Some(list) => list.push(value),
+                None => data[field] = json!([value]),
+            }
         }
         let uses = ["LIMA_CIDATA", "PARAM_", "{{"].iter().any(|word| text.text().contains(word));
         text.changed(if uses {

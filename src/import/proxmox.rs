@@ -1,10 +1,12 @@
 //! Configurations of Proxmox VE: `/etc/pve/qemu-server/NNN.conf` (<https://pve.proxmox.com/pve-docs/qm.conf.5.html>).
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use super::{
     draft::{self, Content, Draft, Link, Place, card, is_mac},
-    source::{Item, SourceError},
+    source::{Item, PARTS, SourceError},
 };
 use crate::exchange::Grade;
 
@@ -15,11 +17,15 @@ const WINDOWS: &str =
 /// The lines of a configuration. Those after `[NAME]` belong to a snapshot, or are changes that wait for a restart.
 pub(super) fn source(text: &str) -> Result<Item, SourceError> {
     let mut root = Item::new("", "", 1, None);
-    let mut section: Option<Item> = None;
+    let (mut section, mut parts, mut has_key): (Option<Item>, usize, bool) = (None, 0, false);
     for (index, line) in text.lines().enumerate() {
         let (number, line) = (index + 1, line.trim());
         if line.is_empty() {
             continue;
+        }
+        parts += 1 + line.bytes().filter(|byte| *byte == b',').count();
+        if parts > PARTS {
+            return Err(SourceError::too_much((number, 1)));
         }
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             root.items_of(section.take());
@@ -29,18 +35,28 @@ pub(super) fn source(text: &str) -> Result<Item, SourceError> {
         let item = if let Some(comment) = line.strip_prefix('#') {
             Item::new("#", "#", number, Some(comment.trim().to_owned()))
         } else {
-            let Some((key, value)) = line.split_once(':') else {
+            let Some((key, value)) = line.split_once(':').filter(|(key, _)| is_key(key)) else {
                 return Err(SourceError::new(number, "this is no line of the form `key: value`"));
             };
-            entry(key.trim(), value.trim(), number)
+            has_key = true;
+            entry(key, value.trim(), number)
         };
         match &mut section {
             Some(section) => section.push(item),
             None => root.push(item),
         }
     }
+    if !has_key {
+        return Err(SourceError::new(1, "there is no line of the form `key: value` in this file"));
+    }
     root.items_of(section);
     Ok(root)
+}
+
+/// Whether a key can be one of Proxmox. Keys of other formats often can't.
+fn is_key(key: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    key.starts_with(|letter: char| letter.is_ascii_lowercase()) && key.bytes().all(is_letter)
 }
 
 impl Item {
@@ -88,7 +104,9 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         return Err(SourceError::new(arch.line, what));
     }
     draft.spec.insert("guestShutdownStops".into(), true.into());
-    let notes: Vec<&str> = root.all("#").map(|note| note.same("the annotation kubernetes.io/description")).collect();
+    // Proxmox reads both, and writes comments.
+    let notes = root.items().iter().filter(|item| ["#", "description"].contains(&item.key.as_str()));
+    let notes: Vec<&str> = notes.map(|note| note.same("the annotation kubernetes.io/description")).collect();
     if !notes.is_empty() {
         draft.annotations.insert("kubernetes.io/description".into(), decoded(&notes.join("\n")).into());
     }
@@ -628,9 +646,14 @@ fn cloud_init(root: &Item, draft: &mut Draft) {
 /// `ipconfigN`, in cloud-init's version 2. A card is found by its MAC address.
 fn network_config(root: &Item) -> Option<Value> {
     let mut cards = Map::new();
+    let mut interfaces = BTreeMap::new();
+    for item in root.items().iter().filter(|item| is_numbered(&item.key, &["net"])) {
+        interfaces.entry(item.key.as_str()).or_insert(item);
+    }
+    let servers = [("nameserver", "addresses"), ("searchdomain", "search")].map(|(key, field)| (root.get(key), field));
     for item in root.items().iter().filter(|item| is_numbered(&item.key, &["ipconfig"])) {
         let number = &item.key["ipconfig".len()..];
-        let card = root.get(&format!("net{number}"));
+        let card = interfaces.get(format!("net{number}").as_str());
         let mac = card.and_then(|card| card.items().iter().find(|part| is_mac(part.text()))).map(Item::text);
         let Some(mac) = mac else {
             item.whole(Grade::LeftOut, "its card has no MAC address in this file");
@@ -655,8 +678,8 @@ fn network_config(root: &Item) -> Option<Value> {
                 config["routes"] = list.into_iter().chain([route]).collect();
             }
         }
-        for (key, field) in [("nameserver", "addresses"), ("searchdomain", "search")] {
-            if let Some(item) = root.get(key) {
+        for (item, field) in servers {
+            if let Some(item) = item {
                 let words = item.same("spec.cloudInit.networkConfig").split([' ', ',']).filter(|word| !word.is_empty());
                 config["nameservers"][field] = words.collect::<Vec<_>>().into();
             }

@@ -2,7 +2,7 @@
 //!
 //! A reader of a format marks what it uses. What is left without a mark in the end has no equivalent, so nothing is dropped silently.
 
-use std::cell::RefCell;
+use std::{borrow::Cow, cell::RefCell, collections::BTreeSet};
 
 use granit_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value};
@@ -12,7 +12,10 @@ use crate::exchange::Grade;
 /// The deepest nesting that is read. Real files have less than 20 levels.
 const DEPTH: usize = 64;
 /// The most parts that a file may have. The largest of libvirt's own tests has 3,000.
-const PARTS: usize = 200_000;
+pub(super) const PARTS: usize = 200_000;
+/// The most comparisons of attributes: each is compared with the others of its element. A file with so many parts as are read, of which each has
+/// ten attributes, needs less.
+const COMPARISONS: usize = 50_000_000;
 
 /// The source can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +31,11 @@ impl SourceError {
     /// An error in a line.
     pub fn new(line: usize, message: impl Into<String>) -> Self {
         Self { at: (line, 1), message: message.into() }
+    }
+
+    /// That there is too much from a place on.
+    pub(super) fn too_much(at: (usize, usize)) -> Self {
+        Self { at, message: format!("this is more than {PARTS} parts: divide the file") }
     }
 }
 
@@ -217,35 +225,107 @@ impl Item {
 /// # Errors
 /// If it is no XML, has a document type (which may define entities), is too large or too deep.
 pub fn xml(text: &str) -> Result<Item, SourceError> {
-    element(document(text)?.root_element(), "", &Lines::new(text), 0)
+    let text = undeclared(text);
+    element(document(&text)?.root_element(), "", &Lines::new(&text), 0)
 }
 
 /// The root element of an XML text, or if it is called so, its parts, each as if it were a root.
 ///
 /// # Errors
-/// As those of [`xml`].
+/// As those of [`xml`], and if there is text between the parts.
 pub fn xml_parts(text: &str, around: &str) -> Result<Vec<Item>, SourceError> {
-    let (document, lines) = (document(text)?, Lines::new(text));
+    let text = undeclared(text);
+    let (document, lines) = (document(&text)?, Lines::new(&text));
     let root = document.root_element();
     if root.tag_name().name() != around {
         return Ok(vec![element(root, "", &lines, 0)?]);
     }
+    let words =
+        |node: roxmltree::Node<'_, '_>| node.is_text() && node.text().is_some_and(|text| !text.trim().is_empty());
+    if let Some(node) = root.children().find(|node| words(*node)) {
+        let text = node.text().unwrap_or_default();
+        let before = text.len() - text.trim_start().len();
+        let what = format!("this is no part of XML: {:?}", text.trim().lines().next().unwrap_or_default());
+        return Err(SourceError::new(lines.of(node.range().start + before), what));
+    }
     root.children().filter(roxmltree::Node::is_element).map(|part| element(part, "", &lines, 0)).collect()
 }
 
+/// The text with blanks in place of its XML declarations: of several texts one after the other, each may have one. Lines stay the same.
+pub(super) fn undeclared(text: &str) -> Cow<'_, str> {
+    const BEGIN: &str = "<?xml";
+    let (mut blank, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(BEGIN) {
+        let (before, declaration) = rest.split_at(at);
+        // There are other instructions, such as <?xml-stylesheet?>.
+        if !declaration[BEGIN.len()..].starts_with(|letter: char| letter.is_ascii_whitespace()) {
+            let (instruction, after) = rest.split_at(at + BEGIN.len());
+            blank += instruction;
+            rest = after;
+            continue;
+        }
+        let Some(end) = declaration.find("?>") else { break };
+        let (declaration, after) = declaration.split_at(end + 2);
+        blank += before;
+        blank.extend(declaration.chars().map(|letter| if letter == '\n' { '\n' } else { ' ' }));
+        rest = after;
+    }
+    if blank.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(blank + rest) }
+}
+
 fn document(text: &str) -> Result<roxmltree::Document<'_>, SourceError> {
-    let options = roxmltree::ParsingOptions { nodes_limit: 200_000, ..Default::default() };
+    few_attributes(text)?;
+    let options = roxmltree::ParsingOptions { nodes_limit: PARTS as u32, ..Default::default() };
     roxmltree::Document::parse_with_options(text, options).map_err(|error| {
         let place = error.pos();
+        let at = (place.row as usize, place.col as usize);
         let message = match error {
             roxmltree::Error::DtdDetected => "a document type (DTD) is not read: remove it".to_owned(),
+            roxmltree::Error::NoRootNode => "there is nothing in this file".to_owned(),
+            roxmltree::Error::UnknownToken(_) => "this is no XML: an element is expected here".to_owned(),
+            roxmltree::Error::NodesLimitReached => return SourceError::too_much(at),
             error => {
                 let text = error.to_string();
                 text.strip_suffix(&format!(" at {place}")).map_or(text.clone(), str::to_owned)
             }
         };
-        SourceError { at: (place.row as usize, place.col as usize), message }
+        SourceError { at, message }
     })
+}
+
+/// An error if elements have so many attributes that comparing their names takes long.
+fn few_attributes(text: &str) -> Result<(), SourceError> {
+    let (mut from, mut comparisons) = (0, 0_usize);
+    while let Some(at) = text[from..].find('<') {
+        let begin = from + at + 1;
+        let tag = &text[begin..];
+        let other = [("!--", "-->"), ("![CDATA[", "]]>"), ("?", "?>")].iter().find(|(open, _)| tag.starts_with(open));
+        if let Some((_, close)) = other {
+            let Some(end) = tag.find(close) else { break };
+            from = begin + end + close.len();
+            continue;
+        }
+        // Each attribute has a value in quotes.
+        let (mut attributes, mut quote) = (0_usize, None);
+        let end = tag.bytes().position(|byte| {
+            match (quote, byte) {
+                (Some(open), byte) if open == byte => (quote, attributes) = (None, attributes + 1),
+                (None, b'\'' | b'"') => quote = Some(byte),
+                _ => {}
+            }
+            quote.is_none() && byte == b'>'
+        });
+        comparisons = comparisons.saturating_add(attributes.saturating_mul(attributes));
+        if comparisons > COMPARISONS {
+            return Err(SourceError::new(
+                Lines::new(text).of(begin),
+                "the elements up to here have too many attributes",
+            ));
+        }
+        let Some(end) = end else { break };
+        from = begin + end + 1;
+    }
+    Ok(())
 }
 
 /// Where lines begin: looking a line up in the text takes time in its length.
@@ -292,13 +372,15 @@ fn element(node: roxmltree::Node<'_, '_>, around: &str, lines: &Lines, depth: us
 /// The documents of a YAML text. Aliases are not read.
 ///
 /// # Errors
-/// If it is no YAML, has aliases, is too large or too deep.
+/// If it is no YAML, has aliases or a key twice, is too large or too deep.
 pub fn yaml(text: &str) -> Result<Vec<Item>, SourceError> {
     /// A collection whose end has not come, and in a mapping the key whose value comes next.
     struct Open {
         item: Item,
         is_map: bool,
         key: Option<(String, usize)>,
+        /// All keys of a mapping.
+        keys: BTreeSet<String>,
     }
 
     impl Open {
@@ -325,14 +407,21 @@ pub fn yaml(text: &str) -> Result<Vec<Item>, SourceError> {
         let (line, column) = (span.start.line(), span.start.col() + 1);
         let wrong = |message: String| SourceError { at: (line, column), message };
         parts += 1;
-        if parts > PARTS || open.len() > DEPTH {
-            return Err(wrong(format!("this is more than {PARTS} parts, or more than {DEPTH} levels deep")));
+        if parts > PARTS {
+            return Err(SourceError::too_much((line, column)));
+        }
+        if open.len() > DEPTH {
+            return Err(wrong(format!("this is more than {DEPTH} levels deep")));
         }
         let ended = match event {
             Event::Scalar(value, style, ..) => {
                 let is_key = open.last().is_some_and(|open| open.is_map && open.key.is_none());
                 if let Some(map) = open.last_mut().filter(|_| is_key) {
-                    map.key = Some((value.into_owned(), line));
+                    let key = value.into_owned();
+                    if !map.keys.insert(key.clone()) {
+                        return Err(wrong(format!("the key {key:?} is there twice")));
+                    }
+                    map.key = Some((key, line));
                     continue;
                 }
                 let name = open.last_mut().and_then(|open| open.name(line)).unwrap_or_default();
@@ -348,7 +437,7 @@ pub fn yaml(text: &str) -> Result<Vec<Item>, SourceError> {
                 };
                 let mut item = Item::new(place.0, place.1, place.2, None);
                 item.is_list = !is_map;
-                open.push(Open { item, is_map, key: None });
+                open.push(Open { item, is_map, key: None, keys: BTreeSet::new() });
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
@@ -360,6 +449,8 @@ pub fn yaml(text: &str) -> Result<Vec<Item>, SourceError> {
         };
         match open.last_mut() {
             Some(open) => open.item.push(ended),
+            // Nothing between two marks is no document.
+            None if ended.text.is_some() && ended.json() == Value::Null => {}
             None => documents.push(ended),
         }
     }

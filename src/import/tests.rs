@@ -498,8 +498,18 @@ fn objects_of_kubevirt_that_are_no_vms_are_named() {
         (kind.clone(), 1, "VirtualMachineInstancetype u1: write CPUs and memory out"),
         (snapshot, 1, "VirtualMachineSnapshot s: it is no VM"),
         ("kind: VirtualMachine\nmetadata: {name: a}\n".into(), 1, "VirtualMachine a: it has no spec"),
-        ("kind: List\nitems: []\n".into(), 1, "none of the 0 objects is a VirtualMachine"),
-        ("kind: List\nitems:\n- {kind: Pod, spec: {}}\n".into(), 1, "none of the 1 objects is a VirtualMachine"),
+        (
+            "kind: Template\nmetadata: {name: t}\nobjects: []\n".into(),
+            1,
+            "Template t: a template of OpenShift: `oc process",
+        ),
+        ("kind: List\nitems: []\n".into(), 1, "there is nothing in this file"),
+        ("---\n---\n".into(), 1, "there is nothing in this file"),
+        (
+            "kind: List\nitems:\n- {kind: Pod, spec: {}}\n- {kind: Job}\n- {}\n- {kind: Pod}\n".into(),
+            1,
+            "there is no VirtualMachine in this file, only objects that are: without kind, Job, Pod",
+        ),
     ] {
         let error = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap_err();
         assert_eq!(error.at.0, at, "{text}");
@@ -527,6 +537,9 @@ fn several_domains_of_libvirt_are_read() {
         (format!("<?xml version='1.0'?>\n{two}"), 3),
         (format!("<domains>\n{two}</domains>"), 3),
         (format!("<?xml version='1.0'?>\n<domains>{two}</domains>"), 3),
+        (format!("\n<?xml version='1.0'\nencoding='x'?><!-- <?xml-a?> -->{two}"), 4),
+        (two.replace("<!-- of virsh -->", "<?xml version='1.0'?>"), 2),
+        (two.replace("</domain>", "</domain >"), 2),
     ] {
         assert_eq!(Format::of(&text), Ok(Format::Libvirt));
         let vms =
@@ -540,11 +553,103 @@ fn several_domains_of_libvirt_are_read() {
         (domain("web") + &domain("db").replace("kvm", "xen"), 6, "this is a domain of xen"),
         ("<domains>\n<network/></domains>".into(), 2, "<network> is no domain"),
         ("<domains/>".into(), 1, "there is nothing in this file"),
+        (
+            domain("web") + "\nerror: failed to get domain 'x'\n" + &domain("db"),
+            6,
+            "this is no part of XML: \"error: failed to get domain 'x'\"",
+        ),
+        ("no XML".into(), 1, "this is no XML: an element is expected here"),
+        (" \n".into(), 1, "there is nothing in this file"),
+        ("<?xml ".repeat(100_000), 1, ""),
     ] {
         let error = read(&text, Format::Libvirt, "file", Wish::default()).unwrap_err();
         assert_eq!(error.at.0, line, "{text}: {error}");
         assert!(error.message.starts_with(complaint), "{complaint}: {error}");
     }
+}
+
+#[test]
+fn attributes_without_end_are_refused() {
+    let attributes = |count: usize| (0..count).map(|number| format!(" a{number}='>\"'")).collect::<String>();
+    let domain = |attributes: &str| format!("<domain type='kvm'>\n<!-- {attributes} -->\n<a{attributes}/>\n</domain>");
+    assert!(read(&domain(&attributes(2000)), Format::Libvirt, "file", Wish::default()).is_ok());
+    let error = read(&domain(&attributes(50_000)), Format::Libvirt, "file", Wish::default()).unwrap_err();
+    assert_eq!((error.at.0, error.message.as_str()), (3, "the elements up to here have too many attributes"));
+}
+
+#[test]
+fn what_no_api_server_takes_is_told() {
+    let domain =
+        |title: usize| format!("<domain type='kvm'><name>a</name>\n<title>{}</title></domain>", "x".repeat(title));
+    let small = read(&domain(250 << 10), Format::Libvirt, "file", Wish::default()).unwrap();
+    assert!(small[0].manifest["metadata"].get("annotations").is_some());
+    let large = read(&domain(300 << 10), Format::Libvirt, "file", Wish::default()).unwrap();
+    assert_eq!(large[0].manifest["metadata"].get("annotations"), None);
+    let found = large[0].findings.iter().find(|it| it.what == "metadata.annotations").unwrap();
+    assert_eq!((found.grade, found.lines.as_slice()), (Grade::LeftOut, [1].as_slice()));
+    let text = format!("images:\n- location: https://example.org/{}.img\n", "x".repeat(2 << 20));
+    let error = read(&text, Format::Lima, "file", Wish::default()).unwrap_err();
+    assert_eq!(error.message, "the VM would be larger than 1 MiB, and no API server takes that");
+    // A name without end makes no line without end.
+    let named = domain(1).replace("<name>a", &format!("<name>{}", "a".repeat(9000)));
+    let named = read(&named, Format::Libvirt, "file", Wish::default()).unwrap();
+    assert!(named[0].findings.iter().all(|finding| finding.to_string().len() < 1000));
+}
+
+#[test]
+fn a_file_of_another_format_is_refused() {
+    let [vm_spec, _] = SPECS;
+    let kubevirt = object("VirtualMachine", "name: a", vm_spec).replace(", kind:", "\n, kind:");
+    let block = "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata:\n  name: a\n";
+    for (text, format, complaint) in [
+        (kubevirt.as_str(), Format::Proxmox, "this is no line of the form"),
+        (block, Format::Proxmox, "this is no line of the form"),
+        (LIMA, Format::Proxmox, "this is no line of the form"),
+        (LIBVIRT, Format::Proxmox, "this is no line of the form"),
+        ("", Format::Proxmox, "there is no line of the form"),
+        ("# a\n[b]\n", Format::Proxmox, "there is no line of the form"),
+        (block, Format::Lima, "this is no file of Lima"),
+        (LIBVIRT, Format::Lima, ""),
+        ("a", Format::Lima, "this is no file of Lima"),
+        ("[cpus, images]", Format::Lima, "this is no file of Lima"),
+        ("---\n---\n", Format::Lima, "there is nothing in this file"),
+        (PROXMOX, Format::Libvirt, "this is no XML"),
+        (LIBVIRT, Format::Ovf, "<domain> is no envelope of OVF"),
+        (LIMA, Format::Kubevirt, "there is no VirtualMachine in this file, only objects that are: without kind"),
+    ] {
+        let error = read(text, format, "file", Wish::default()).unwrap_err();
+        assert!(error.message.starts_with(complaint), "{format:?}: {complaint}: {error}");
+    }
+    // An empty document beside another one is no VM.
+    assert_eq!(read("---\nimages: []\n---\n", Format::Lima, "file", Wish::default()).unwrap().len(), 1);
+    let many = "cores: 1,2\n".repeat(150_000);
+    assert!(
+        read(&many, Format::Proxmox, "file", Wish::default()).unwrap_err().message.starts_with("this is more than")
+    );
+    let described = read("description: a%0Ab\nmemory: 512\n", Format::Proxmox, "file", Wish::default()).unwrap();
+    let annotations = &described[0].manifest["metadata"]["annotations"];
+    assert_eq!(annotations["kubernetes.io/description"], "a\nb");
+}
+
+#[test]
+fn hooks_of_kubevirt_are_left_out() {
+    let place = "name: a, annotations: {hooks.kubevirt.io/hookSidecars: x, kubevirt.io/b: y}";
+    let spec = "{template: {metadata: {annotations: {hooks.kubevirt.io/hookSidecars: x, c: d}}, spec: {domain: {devices: {}}}}}";
+    let vms = read(&object("VirtualMachine", place, spec), Format::Kubevirt, "file", Wish::default()).unwrap();
+    let mut found: Vec<_> =
+        vms[0].findings.iter().filter(|it| it.grade != Grade::Same).map(ToString::to_string).collect();
+    found.sort();
+    let hook = "no equivalent: a program that changes the VM: options of QEMU take a template of the runner (docs/templates.md)";
+    assert_eq!(
+        found,
+        [
+            format!("1: metadata.annotations.hooks.kubevirt.io/hookSidecars: {hook}"),
+            "1: metadata.annotations.kubevirt.io/b: no equivalent: it is for KubeVirt or kubectl".to_owned(),
+            format!("1: spec.template.metadata.annotations.hooks.kubevirt.io/hookSidecars: {hook}"),
+            "1: spec.template.metadata: changed: Pods of VMs have the labels of vm-operator: templates add others (block labels)"
+                .to_owned(),
+        ]
+    );
 }
 
 #[test]

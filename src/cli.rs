@@ -225,8 +225,8 @@ enum Command {
     ///
     ///   kubectl vm export web --to kubevirt > web.yaml
     ///
-    /// The list is on standard error, and as comments at the head of the file. For a VM of the cluster the claims, the UUID and the MAC
-    /// addresses are those that it has.
+    /// The list is on standard error, and as comments at the head of the file. For a VM of the
+    /// cluster the claims, the UUID and the MAC addresses are those that it has.
     #[command(verbatim_doc_comment)]
     Export(export::Options),
     /// Show pools, give their VMs to users, and take them back.
@@ -255,9 +255,10 @@ enum Command {
     ///   kubectl vm plan -A --config config.yaml -v
     ///   kubectl vm plan
     ///
-    /// Without --templates and --config it is what the built-in templates of this program would do, if a manager of its version came. VMs are
-    /// rendered as they are now and with the change, and both are planned as the manager does it. A set that the manager would not use is refused
-    /// for all its VMs. Nothing is changed. Effects:
+    /// Without --templates and --config it is what the built-in templates of this program would
+    /// do, if a manager of its version came. VMs are rendered as they are now and with the change,
+    /// and both are planned as the manager does it. A set that the manager would not use is
+    /// refused for all its VMs. Nothing is changed. Effects:
     ///
     ///   nothing   the VM does not notice
     ///   start     no guest runs; the next start is with the change
@@ -265,7 +266,8 @@ enum Command {
     ///   restart   something waits for the next start: see `kubectl vm rollout`
     ///   refused   the change, or a part of it, is not carried out
     ///
-    /// Exit code 0: nothing for all VMs; 1: something would happen, or is refused; 3: it is not known of all VMs.
+    /// Exit code 0: nothing for all VMs; 1: something would happen, or is refused; 3: it is not
+    /// known of all VMs.
     #[command(verbatim_doc_comment)]
     Plan(plan::Options),
     /// Say what happens to the VMs of a namespace of VM-Operator (the program in Java) when the manager takes it over. Nothing is changed.

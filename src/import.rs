@@ -32,6 +32,9 @@ use crate::{api::GROUP, exchange::Grade};
 pub const LARGEST: usize = 16 << 20;
 /// The longest name of a VM.
 const NAME: usize = 63;
+/// The longest value of a label, and how the name of the Pod ends by which disks are filled.
+const LABEL: usize = 63;
+const IMPORT: &str = "-import";
 /// The most VMs of a text.
 const VMS: usize = 1000;
 /// The most characters of what is said of a part: it may have names of the file.
@@ -422,10 +425,13 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
     if draft.fills.is_empty() && draft.data.is_empty() {
         return Vec::new();
     }
+    // kubectl run gives the Pod its name as a label too, which has less letters than a name.
+    let begin = name.get(..LABEL - IMPORT.len()).unwrap_or(name).trim_end_matches(['-', '.']);
+    let pod = format!("{begin}{IMPORT}");
     let mut lines = vec![
         "To copy what the VM has, while it is stopped: apply this file, which makes its claims, and this Pod, which has them:".to_owned(),
         String::new(),
-        format!("  kubectl run {name}-import{place} --image=busybox --restart=Never --overrides='"),
+        format!("  kubectl run {pod}{place} --image=busybox --restart=Never --overrides='"),
     ];
     let (mut mounts, mut devices, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
     for fill in &draft.fills {
@@ -452,7 +458,7 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
         let Some(from) = in_shell(&fill.from) else {
             let Place::Words(words) = &fill.from else { continue };
             lines.push(format!(
-                "  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < ...   # {}",
+                "  kubectl exec -i {pod}{place} -- dd of=/dev/{disk} bs=1M < ...   # {}",
                 printable(words)
             ));
             continue;
@@ -462,17 +468,17 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
         }
         let place_of_file = if matches!(fill.from, Place::OnNode(_)) { "   # on the node" } else { "" };
         lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw{place_of_file}"));
-        lines.push(format!("  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
+        lines.push(format!("  kubectl exec -i {pod}{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
     }
     for (from, file) in draft.data.iter().filter_map(|(from, file)| Some((in_shell(from)?, file))) {
         let folder = file.rsplit_once('/').map(|(folder, _)| format!("mkdir -p /data/{folder}; ")).unwrap_or_default();
-        lines.push(format!("  kubectl exec -i {name}-import{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
+        lines.push(format!("  kubectl exec -i {pod}{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
     }
     lines.extend([
         String::new(),
         "At last:".to_owned(),
         String::new(),
-        format!("  kubectl delete pod {name}-import{place}"),
+        format!("  kubectl delete pod {pod}{place}"),
         format!("  kubectl vm start {name}{place}"),
     ]);
     lines

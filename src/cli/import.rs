@@ -34,7 +34,7 @@ pub(super) struct Options {
     /// The name of the VM, if there is only one.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Of a file with several VMs only this one, by the name that it gets without --name.
+    /// Of several VMs only this one, by the name that it gets without --name.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// The namespace that is written into the VMs.
@@ -110,7 +110,8 @@ pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Fa
         is_left_out |= left_out > 0;
         let parts = counted(same + changed + left_out, "part");
         let name = if all.len() > 1 { format!(" {}:", vm.name) } else { String::new() };
-        note(&format!("{}:{name} {parts}: {same} the same, {changed} changed, {left_out} left out", file.display()));
+        let count = format!("{parts}: {same} the same, {changed} changed, {left_out} left out");
+        note(&plain(&format!("{}:{name} {count}", file.display())));
     }
     let manifests: Vec<&Value> = all.iter().map(|(_, _, vm)| &vm.manifest).collect();
     match (&options.output, manifests.as_slice()) {

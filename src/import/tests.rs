@@ -875,6 +875,30 @@ fn what_others_wrote_is_one_word_of_a_printed_command() {
 }
 
 #[test]
+fn the_pod_that_fills_disks_has_a_name_that_is_a_label_too() {
+    for (name, pod) in [
+        ("a".to_owned(), "a-import".to_owned()),
+        ("x".repeat(56), format!("{}-import", "x".repeat(56))),
+        ("x".repeat(57), format!("{}-import", "x".repeat(56))),
+        (format!("{}-b", "x".repeat(55)), format!("{}-import", "x".repeat(55))),
+        ("x".repeat(250), format!("{}-import", "x".repeat(56))),
+    ] {
+        let wish = Wish { name: Some(&name), ..Wish::default() };
+        let vm = read("name: a\nscsi0: local:a,size=1G\n", Format::Proxmox, "file", wish).unwrap().remove(0);
+        let commands = [
+            format!("  kubectl run {pod} --image=busybox --restart=Never --overrides='"),
+            format!("  kubectl exec -i {pod} -- dd of=/dev/scsi0 bs=1M < scsi0.raw"),
+            format!("  kubectl delete pod {pod}"),
+            format!("  kubectl vm start {name}"),
+        ];
+        for command in commands {
+            assert!(vm.steps.contains(&command), "{command}: {:#?}", vm.steps);
+        }
+        assert!(vm.steps.concat().contains(&format!("\"{name}-scsi0-disk\"")), "{:#?}", vm.steps);
+    }
+}
+
+#[test]
 fn a_namespace_that_can_not_be_is_not_taken() {
     let (longest, longer) = ("x".repeat(63), "x".repeat(64));
     for (name, is_name) in [

@@ -78,11 +78,12 @@ pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachin
 
 /// As [`read_vms`], for the text of the file.
 pub(super) fn vms_in(text: &str, file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
-    let (mut vms, mut lines) = (Vec::new(), Vec::new());
+    let (mut vms, mut lines, mut has_list) = (Vec::new(), Vec::new(), false);
     for document in documents(text) {
         let error = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
         let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(error)?;
         if !is_vm(&value, file, &document)? {
+            has_list |= value.get("kind").is_some_and(|kind| kind == "List");
             continue;
         }
         match manifest::read(document.text, &value) {
@@ -102,7 +103,9 @@ pub(super) fn vms_in(text: &str, file: &Path, namespace: &str) -> Result<Vec<Vir
         return Err(Failure::Command { lines, exit: Exit::Negative });
     }
     if vms.is_empty() {
-        return Err(Failure::new(format!("{}:1:1: there is no VirtualMachine in this file", file.display())));
+        let hint =
+            if has_list { ": a List is not read, write its VMs one after the other with --- between them" } else { "" };
+        return Err(Failure::new(format!("{}:1:1: there is no VirtualMachine in this file{hint}", file.display())));
     }
     Ok(vms)
 }
@@ -198,15 +201,16 @@ pub(super) fn read_vms_in(path: &Path) -> Result<Vec<VirtualMachine>, Failure> {
 
 /// The text of a file, or of standard input (`-`).
 pub(super) fn read_text(file: &Path) -> Result<String, Failure> {
-    if file != Path::new("-") {
-        return Ok(fs::read_to_string(file).map_err(FileError::io(file))?);
-    }
-    if io::stdin().is_terminal() {
-        return Err(Failure::new("-: standard input is a terminal; give a file or a pipe"));
-    }
     let mut text = String::new();
-    io::stdin().read_to_string(&mut text).map_err(FileError::io(file))?;
-    Ok(text)
+    if file != Path::new("-") {
+        text = fs::read_to_string(file).map_err(FileError::io(file))?;
+    } else if io::stdin().is_terminal() {
+        return Err(Failure::new("-: standard input is a terminal; give a file or a pipe"));
+    } else {
+        io::stdin().read_to_string(&mut text).map_err(FileError::io(file))?;
+    }
+    // Editors of Windows write it, and the parser takes it for a document.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 /// A document of a YAML stream.
@@ -243,6 +247,22 @@ mod tests {
         };
         assert_eq!(found("a\n---\nb\n---\nc"), [(0, "a\n"), (1, "---\nb\n"), (3, "---\nc")]);
         assert_eq!(found(""), [(0, "")]);
+    }
+
+    #[test]
+    fn files_of_windows_are_read_and_lists_are_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let vm = "apiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: a}\n\
+                  spec:\n  vm: {maximumCpus: 1, disks: [], networks: []}\n";
+        for text in [format!("\u{feff}{vm}"), vm.replace('\n', "\r\n"), format!("\u{feff}{}", vm.replace('\n', "\r\n"))]
+        {
+            fs::write(file.path(), &text).unwrap();
+            let vms = read_vms(file.path(), DEFAULT_NAMESPACE).unwrap_or_else(|failure| panic!("{}", failure.words()));
+            assert_eq!(vms.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["a"], "{text:?}");
+        }
+        fs::write(file.path(), "apiVersion: v1\nkind: List\nitems: []\n").unwrap();
+        let failure = read_vms(file.path(), DEFAULT_NAMESPACE).unwrap_err();
+        assert!(failure.words().contains("in this file: a List is not read, write its VMs"), "{}", failure.words());
     }
 
     #[test]

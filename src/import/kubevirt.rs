@@ -176,6 +176,10 @@ pub(super) fn why(item: &Item) -> &'static str {
         | "livenessProbe"
         | "readinessProbe" => "a template sets it in the Pod (docs/templates.md)",
         "accessCredentials" => "keys and passwords: put them into spec.cloudInit",
+        "cache" | "io" | "errorPolicy" | "blockSize" | "dedicatedIOThread" => {
+            "the runner decides how QEMU reads and writes"
+        }
+        "shareable" => "each VM has claims of its own",
         "filesystems" => "share files by the network, or put them on a disk",
         "kernelBoot" => "the guest boots from its disks",
         "ioThreadsPolicy" | "ioThreads" => "disks have an I/O thread",
@@ -661,12 +665,17 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         "dataVolume" => {
             let (size, source) = data_volume(root, claim);
-            if source.is_some() && is_of_a_cluster(root) {
-                why = "; not what the DataVolume's source has: the file is of a cluster, where the guest may have changed the disk since";
-            } else {
-                filled = source;
+            let is_new = !is_of_a_cluster(root);
+            let mut from = Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills")));
+            match source {
+                Source::Nothing if is_new => from = None,
+                Source::Set(source) if is_new => filled = Some(source),
+                Source::Set(_) => {
+                    why = "; not what the DataVolume's source has: the file is of a cluster, where the guest may have changed the disk since";
+                }
+                Source::Nothing | Source::Other => {}
             }
-            (size, Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills"))))
+            (size, from)
         }
         "emptyDisk" => (kind.get("capacity").and_then(quantity), None),
         "hostDisk" => {
@@ -687,6 +696,8 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     if let Some(source) = filled {
         kind.whole(Grade::Changed, format!("the template set import-disk fills the claim VM-{name}-disk{lasts}"));
         draft.import(&name, source);
+    } else if is_empty && kind.key == "dataVolume" {
+        kind.whole(Grade::Same, "an empty disk");
     } else if is_empty {
         kind.whole(Grade::Changed, "a claim, so its content outlives a stop");
     } else {
@@ -703,12 +714,21 @@ fn is_of_a_cluster(root: &Item) -> bool {
     !of(root, "metadata/uid").is_empty() || root.get("status").is_some_and(|status| !status.items().is_empty())
 }
 
-/// The size of a DataVolume of the VM, and what the template set import-disk fills it with.
-fn data_volume(root: &Item, name: &str) -> (Option<u64>, Option<Value>) {
+/// What a DataVolume has in the beginning.
+enum Source {
+    Nothing,
+    /// What the template set import-disk fills a disk with.
+    Set(Value),
+    /// Something that only KubeVirt can copy.
+    Other,
+}
+
+/// The size of a DataVolume of the VM, and what it has in the beginning.
+fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
     let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
     let template = templates.into_iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name));
     let Some((template, spec)) = template.and_then(|template| Some((template, template.get("spec")?))) else {
-        return (None, None);
+        return (None, Source::Other);
     };
     let size = ["storage", "pvc"].iter().find_map(|key| spec.get(key)?.get("resources/requests/storage"));
     let url = |kind: &str| spec.get("source")?.get(kind)?.get("url").map(|url| url.text().to_owned());
@@ -721,7 +741,12 @@ fn data_volume(root: &Item, name: &str) -> (Option<u64>, Option<Value>) {
     let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
     template
         .whole(Grade::Changed, "a claim of the VM; its access mode, class and source are not those of the DataVolume");
-    (size.and_then(quantity), source.or_else(image))
+    let source = match source.or_else(image) {
+        Some(source) => Source::Set(source),
+        None if spec.get("source/blank").is_some() => Source::Nothing,
+        None => Source::Other,
+    };
+    (size.and_then(quantity), source)
 }
 
 fn cloud_init(kind: &Item, draft: &mut Draft) {

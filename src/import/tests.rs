@@ -440,6 +440,30 @@ fn the_data_of_a_vm_of_a_cluster_is_copied() {
 }
 
 #[test]
+fn a_blank_data_volume_is_an_empty_disk() {
+    let vm = |place: &str| {
+        let spec = "{running: true, dataVolumeTemplates: [{metadata: {name: dv}, spec: {source: {blank: {}}, storage: {resources: \
+                    {requests: {storage: 8Gi}}}}}], template: {spec: {domain: {devices: {}}, volumes: [{name: data, dataVolume: \
+                    {name: dv}}]}}}";
+        read(&object("VirtualMachine", place, spec), Format::Kubevirt, "file", Wish::default()).unwrap().remove(0)
+    };
+    let new = vm("name: a");
+    assert_eq!((new.steps.as_slice(), &new.manifest["spec"]["vm"]["state"]), ([].as_slice(), &"Running".into()));
+    assert_eq!(new.manifest["spec"].get("templates"), None);
+    let of_a_cluster = vm("name: a, uid: 3f0c");
+    assert!(of_a_cluster.steps.concat().contains("# the claim dv, which the DataVolume of that name fills"));
+    let found = |vm: &Imported| {
+        let finding = vm.findings.iter().find(|it| it.what.ends_with("].dataVolume")).unwrap();
+        (finding.grade, finding.why.clone())
+    };
+    assert_eq!(found(&new), (Grade::Same, "an empty disk".to_owned()));
+    assert_eq!(
+        found(&of_a_cluster),
+        (Grade::Changed, "its content has to be copied into the claim a-data-disk (see the comments)".to_owned())
+    );
+}
+
+#[test]
 fn a_claim_or_a_file_that_two_vms_share_is_told() {
     let vm = |place: &str, claim: &str| {
         let volumes = format!("[{{name: root, persistentVolumeClaim: {{claimName: {claim}}}}}]");

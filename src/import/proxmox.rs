@@ -1,6 +1,6 @@
 //! Configurations of Proxmox VE: `/etc/pve/qemu-server/NNN.conf` (<https://pve.proxmox.com/pve-docs/qm.conf.5.html>).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ const WINDOWS: &str =
 /// The lines of a configuration. Those after `[NAME]` belong to a snapshot, or are changes that wait for a restart.
 pub(super) fn source(text: &str) -> Result<Item, SourceError> {
     let mut root = Item::new("", "", 1, None);
-    let (mut section, mut parts, mut has_key): (Option<Item>, usize, bool) = (None, 0, false);
+    let (mut section, mut parts, mut keys): (Option<Item>, usize, BTreeSet<&str>) = (None, 0, BTreeSet::new());
     for (index, line) in text.lines().enumerate() {
         let (number, line) = (index + 1, line.trim());
         if line.is_empty() {
@@ -38,7 +38,10 @@ pub(super) fn source(text: &str) -> Result<Item, SourceError> {
             let Some((key, value)) = line.split_once(':').filter(|(key, _)| is_key(key)) else {
                 return Err(SourceError::new(number, "this is no line of the form `key: value`"));
             };
-            has_key = true;
+            // Proxmox joins the lines of a description.
+            if section.is_none() && !keys.insert(key) && key != "description" {
+                return Err(SourceError::new(number, format!("the key {key:?} is there twice")));
+            }
             entry(key, value.trim(), number)
         };
         match &mut section {
@@ -46,7 +49,7 @@ pub(super) fn source(text: &str) -> Result<Item, SourceError> {
             None => root.push(item),
         }
     }
-    if !has_key {
+    if keys.is_empty() {
         return Err(SourceError::new(1, "there is no line of the form `key: value` in this file"));
     }
     root.items_of(section);
@@ -110,7 +113,7 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     if !notes.is_empty() {
         draft.annotations.insert("kubernetes.io/description".into(), decoded(&notes.join("\n")).into());
     }
-    processor(root, draft);
+    processor(root, draft)?;
     firmware(root, draft);
     let mut drives = Vec::new();
     for item in root.items() {
@@ -256,13 +259,22 @@ pub(super) fn why(item: &Item) -> &'static str {
     }
 }
 
-fn processor(root: &Item, draft: &mut Draft) {
-    let number = |key: &str| root.get(key).and_then(Item::number);
-    let (sockets, cores) = (number("sockets").unwrap_or(1), number("cores").unwrap_or(1));
+fn processor(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
+    let number = |key: &str| match root.get(key) {
+        Some(item) => match item.number().filter(|number| *number > 0) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                let what = format!("{key}: {:?} is no number of CPUs", item.text());
+                Err(SourceError::new(item.line, what))
+            }
+        },
+        None => Ok(None),
+    };
+    let (sockets, cores) = (number("sockets")?.unwrap_or(1), number("cores")?.unwrap_or(1));
     let all = sockets.saturating_mul(cores);
     let nothing = Item::new("", "", 0, None);
     let counted = root.get("cores").or_else(|| root.get("sockets")).unwrap_or(&nothing);
-    draft.cpus(counted, all, number("vcpus"));
+    draft.cpus(counted, all, number("vcpus")?);
     if let Some(item) = root.get("vcpus") {
         item.same("spec.vm.currentCpus");
     }
@@ -288,6 +300,7 @@ fn processor(root: &Item, draft: &mut Draft) {
         words.push(WINDOWS.into());
     }
     draft.cpu_model(&words.join(","));
+    Ok(())
 }
 
 /// The words of QEMU's option `-cpu`.

@@ -646,13 +646,31 @@ fn a_file_of_another_format_is_refused() {
     }
     // An empty document beside another one is no VM.
     assert_eq!(read("---\nimages: []\n---\n", Format::Lima, "file", Wish::default()).unwrap().len(), 1);
-    let many = "cores: 1,2\n".repeat(150_000);
+    let many = format!("[a]\n{}", "cores: 1,2\n".repeat(150_000));
     assert!(
         read(&many, Format::Proxmox, "file", Wish::default()).unwrap_err().message.starts_with("this is more than")
     );
     let described = read("description: a%0Ab\nmemory: 512\n", Format::Proxmox, "file", Wish::default()).unwrap();
     let annotations = &described[0].manifest["metadata"]["annotations"];
     assert_eq!(annotations["kubernetes.io/description"], "a\nb");
+}
+
+#[test]
+fn a_configuration_of_proxmox_that_can_not_be_is_refused_with_its_line() {
+    for (text, complaint) in [
+        ("cores: -1", "cores: \"-1\" is no number of CPUs"),
+        ("sockets: many", "sockets: \"many\" is no number of CPUs"),
+        ("vcpus: 0", "vcpus: \"0\" is no number of CPUs"),
+        ("memory: 1", "the key \"memory\" is there twice"),
+        ("cpu: host\ncpu: max", "the key \"cpu\" is there twice"),
+        ("Cores: 2", "this is no line of the form `key: value`"),
+    ] {
+        let error = read(&format!("memory: 512\n{text}\n"), Format::Proxmox, "file", Wish::default()).unwrap_err();
+        assert_eq!((error.at.0, error.message.as_str()), (1 + text.lines().count(), complaint));
+    }
+    // A snapshot has the same keys.
+    let text = "description: a\ndescription: b\nmemory: 512\ncores: 2\n[old]\ncores: 1\n[older]\ncores: 1\n";
+    read(text, Format::Proxmox, "file", Wish::default()).unwrap();
 }
 
 #[test]

@@ -19,8 +19,15 @@ const INSTANCETYPE: &str = "write CPUs and memory out: kubectl get vmi -o yaml s
 
 /// The VMs of a text, also those of lists, and what became of what else KubeVirt calls a VirtualMachine.
 pub(super) fn sources(text: &str) -> Result<(Vec<Item>, Vec<Finding>), SourceError> {
+    let documents = match source::yaml(text) {
+        // Several calls of `kubectl get -o json`. The lines stay the same.
+        Err(_) if text.trim_start().starts_with('{') && text.contains("\n{") => {
+            source::yaml(&text.replace("\n{", "\n--- {"))
+        }
+        documents => documents,
+    };
     let mut objects = Vec::new();
-    for document in source::yaml(text)? {
+    for document in documents? {
         unpack(document, &mut objects);
     }
     if objects.is_empty() {

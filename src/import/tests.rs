@@ -369,11 +369,15 @@ fn lists_of_the_api_server_and_json_are_read() {
     let spec = serde_json::json!({ "template": { "spec": { "domain": { "devices": {} } } } });
     let vm = |name: &str| serde_json::json!({ "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": { "name": name }, "spec": spec });
     let json = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": [vm("a"), vm("b")] });
-    for text in [list, format!("{json:#}"), json.to_string()] {
+    let each = |form: fn(&serde_json::Value) -> String| ["a", "b"].map(|name| form(&vm(name)) + "\n").concat();
+    let (long, short) = (each(|vm| format!("{vm:#}")), each(serde_json::Value::to_string));
+    for text in [list, format!("{json:#}"), json.to_string(), long, short] {
         assert_eq!(Format::of(&text), Ok(Format::Kubevirt));
         let vms = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap();
         assert_eq!(vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>(), ["a", "b"], "{text}");
     }
+    let error = read(&each(|vm| vm.to_string().replacen('}', "", 1)), Format::Kubevirt, "file", Wish::default());
+    assert_eq!(error.unwrap_err().at.0, 1);
 }
 
 #[test]

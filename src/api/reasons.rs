@@ -66,12 +66,12 @@ reasons! {
     Restarting, "Ready=False, event", Passing, "The manager replaces the Pod, because a restart was requested or the Pod has ended.";
     WaitingForDeletion, "Ready=False, ObjectsReady=False", Passing, "An object that is being deleted, for example of an earlier VM with the same name, must be gone first.";
     BeingDeleted, "Ready=False", Passing, "The VM is being deleted: nothing is started for it, or finalizers of other programs keep it.";
-    Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message is the scheduler's.";
-    ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
-    InvalidImageName, "Ready=False, event", Warning, "The name of the container's image is not valid, so no registry can have it. The message is the kubelet's.";
-    ContainerWaiting, "Ready=False, event", Warning, "The kubelet can't start the container. The message is the kubelet's.";
-    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds: it does not exist, does not answer, or is very busy.";
-    RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged, with the time of the next try.";
+    Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message names what keeps it from each node, or is the scheduler's.";
+    ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message has the kubelet's words.";
+    InvalidImageName, "Ready=False, event", Warning, "The name of the container's image is not valid, so no registry can have it.";
+    ContainerWaiting, "Ready=False, event", Warning, "The kubelet can't start the container. The message has the kubelet's words.";
+    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds: it does not exist, does not answer, or is very busy. The message names what is missing, where an event of the kubelet does.";
+    RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged, or says that it was killed, with the time of the next try.";
     ContainerFailed, "Ready=False, event", Warning, "A container that a template adds to the Pod failed, so no guest runs. The message has its last words, if its `terminationMessagePolicy` is FallbackToLogsOnError, and the time of the next try.";
     PodFailed, "Ready=False, event", Warning, "The Pod failed. The message has the cause and the time of the next try.";
     PodSucceeded, "Ready=False, event", Notice, "The Pod's containers ended without an error. The message has the time of the next try.";

@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    Cause, Facts, Finding, instant, neighbours, of_condition, of_words, owner_of,
+    ARROW, Cause, Facts, Finding, instant, neighbours, of_condition, of_words, owner_of,
     taint::{NOT_READY, is_cordoned, untolerated},
     terms::NodeWish,
     time, upload, volume,
@@ -478,10 +478,11 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
                     && event.message.as_deref().is_some_and(|message| message.contains(image))
             });
             let why = event.and_then(|event| event.message.as_deref());
-            // Without it the manager keeps what the kubelet said before the pause.
+            // Without it what the kubelet said before the pause is in the manager's words.
             if reason == "ImagePullBackOff"
                 && why.is_none()
                 && let Some((Reason::ImagePullFailed, ready)) = facts.not_ready()
+                && ready.message.contains(ARROW)
             {
                 return Some(of_words(facts, Cause::ImagePullFailed, ready));
             }

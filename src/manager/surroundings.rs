@@ -31,7 +31,7 @@ use crate::{
 /// How long a list is used for other VMs: many may be stuck at once.
 const FRESH: Duration = Duration::from_secs(3);
 /// How long the VM's reconcile waits for what is read.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How many objects are read at once.
 const CHUNK: u32 = 500;
 

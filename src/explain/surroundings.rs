@@ -1,7 +1,7 @@
 //! What the manager looks up to find a cause: what is beyond the VM's own objects, and only what could show a cause.
 //!
 //! ```text
-//!  VM, its new status, Pod, claims ─▶ facts ─▶ look: is it time? ─▶ wanted ─▶ (read) ─▶ facts ─▶ cause ─▶ message of Ready
+//!  VM, its new status, Pod, claims ─▶ facts ─▶ look: is it time? ─▶ reads ─▶ (the manager reads) ─▶ facts ─▶ cause ─▶ message of Ready
 //! ```
 //!
 //! A VM that is up, or down as its spec wants it, costs no request, and neither does a start that goes on as usual. While a VM does not start,

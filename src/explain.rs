@@ -188,6 +188,31 @@ pub struct Explanation {
 }
 
 impl Facts {
+    /// A VM and its Pod, with nothing of what they depend on.
+    #[must_use]
+    pub fn new(vm: VirtualMachine, pod: Option<Option<Object>>, now: Timestamp) -> Self {
+        Self {
+            vm,
+            pod,
+            claims: None,
+            absent_claims: Vec::new(),
+            volumes: None,
+            git: None,
+            classes: None,
+            events: Vec::new(),
+            nodes: None,
+            neighbours: None,
+            limits: None,
+            quotas: None,
+            namespace: None,
+            deployments: None,
+            manager_pods: Vec::new(),
+            leases: None,
+            unread: Vec::new(),
+            now,
+        }
+    }
+
     /// Whether the VM is to be down and has no Pod, whatever else is wrong.
     fn is_down(&self) -> bool {
         !self.is_wanted_up() && self.pod == Some(None) && self.vm.metadata.deletion_timestamp.is_none()

@@ -78,26 +78,8 @@ impl Facts {
         known.ready = status.ready;
         known.halted = status.halted.clone();
         known.state_override = status.state_override.clone();
-        Self {
-            pod: Some(pod.cloned()),
-            claims: Some(claims),
-            absent_claims: Vec::new(),
-            volumes: None,
-            git: None,
-            classes: None,
-            events: Vec::new(),
-            nodes: None,
-            neighbours: None,
-            limits: None,
-            quotas: None,
-            namespace: None,
-            deployments: None,
-            manager_pods: Vec::new(),
-            leases: None,
-            unread: Vec::new(),
-            vm: VirtualMachine { status: Some(known), ..vm.clone() },
-            now,
-        }
+        let vm = VirtualMachine { status: Some(known), ..vm.clone() };
+        Self { claims: Some(claims), ..Self::new(vm, Some(pod.cloned()), now) }
     }
 
     /// Whether it is time to look for a cause; `None` if there is nothing to look for.

@@ -121,26 +121,7 @@ async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<
     };
     let events = events.ok().map(|list| list.items.into_iter().filter(is_about).collect::<Vec<_>>());
     let shown = events.as_ref().map(|events| happenings(events));
-    let facts = Facts {
-        vm: vm.clone(),
-        pod,
-        events: events.unwrap_or_default(),
-        claims: None,
-        absent_claims: Vec::new(),
-        volumes: None,
-        git: None,
-        classes: None,
-        nodes: None,
-        neighbours: None,
-        limits: None,
-        quotas: None,
-        namespace: None,
-        deployments: None,
-        manager_pods: Vec::new(),
-        leases: None,
-        unread: Vec::new(),
-        now: Timestamp::now(),
-    };
+    let facts = Facts { events: events.unwrap_or_default(), ..Facts::new(vm.clone(), pod, Timestamp::now()) };
     (facts, shown)
 }
 

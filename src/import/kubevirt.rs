@@ -718,7 +718,10 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
 /// Whether the VM was read from a cluster, where it may have run: a file that people wrote has no UID and no status. Tools that make such
 /// files write `status: {}`.
 fn is_of_a_cluster(root: &Item) -> bool {
-    !of(root, "metadata/uid").is_empty() || root.get("status").is_some_and(|status| !status.items().is_empty())
+    // Tools that clean a dump leave one of them.
+    let of_server = ["uid", "resourceVersion"];
+    of_server.iter().any(|field| !of(root, &format!("metadata/{field}")).is_empty())
+        || root.get("status").is_some_and(|status| !status.items().is_empty())
 }
 
 /// What a DataVolume has in the beginning.

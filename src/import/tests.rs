@@ -420,6 +420,7 @@ fn the_data_of_a_vm_of_a_cluster_is_copied() {
         (", uid: ''", "", false),
         (", creationTimestamp: null", ", status: null", false),
         (", uid: 3f0c", "", true),
+        (", resourceVersion: '81'", "", true),
         ("", ", status: {printableStatus: Stopped}", true),
         (", uid: 3f0c", ", status: {ready: true}", true),
     ] {

@@ -66,9 +66,6 @@ use crate::{
 /// The pause before a VM is reconciled again whose claims the watch has not reported yet.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The pause before what could show a cause is read again, if that failed.
-const READ_AGAIN: Duration = Duration::from_secs(10);
-
 /// Why a reconcile failed. It is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
@@ -419,7 +416,7 @@ impl Reconciler {
         let has_maker = observed.objects.iter().any(|object| is_workload(&object.key));
         let cause = match self.surroundings.add(facts, has_maker).await {
             Ok(facts) => facts.words(),
-            Err(Unread) => return Explained { wanted: as_it_was(vm, wanted), look: Some(READ_AGAIN) },
+            Err(Unread) => return Explained { wanted: as_it_was(vm, wanted), look },
         };
         if cause.is_none() {
             return Explained { wanted, look };

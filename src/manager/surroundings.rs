@@ -7,7 +7,7 @@ use std::{collections::HashMap, fmt::Debug, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
-    future::{BoxFuture, OptionFuture, try_join_all},
+    future::{BoxFuture, OptionFuture, Shared, try_join_all},
     try_join,
 };
 use k8s_openapi::api::{
@@ -16,22 +16,21 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
-use tokio::{
-    sync::Mutex,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::{
     cluster::Cluster,
     explain::{Facts, neighbours::Neighbours, surroundings::Reads},
-    process::ErrorChain,
+    process::{ErrorChain, lock},
 };
 
 /// How long a list is used for other VMs: many may be stuck at once.
 const FRESH: Duration = Duration::from_secs(3);
-/// How long the VM's reconcile waits for what is read.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it is remembered that a list can't be read.
+const FAILED: Duration = Duration::from_secs(30);
+/// How long the VM's reconcile waits for what is read. A list that takes longer is there at the next look.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How many objects are read at once.
 const CHUNK: u32 = 500;
 
@@ -42,15 +41,15 @@ pub struct Unread;
 /// What is read of the cluster.
 pub struct Surroundings {
     cluster: Cluster,
-    nodes: Shared<Node>,
-    classes: Shared<StorageClass>,
-    pods: Shared<Pod>,
+    nodes: Lists<Node>,
+    classes: Lists<StorageClass>,
+    pods: Lists<Pod>,
 }
 
 impl Surroundings {
     /// Nothing is read yet.
     pub fn new(cluster: Cluster) -> Self {
-        Self { cluster, nodes: Shared::default(), classes: Shared::default(), pods: Shared::default() }
+        Self { cluster, nodes: Lists::default(), classes: Lists::default(), pods: Lists::default() }
     }
 
     /// Adds what could show a cause. `has_maker`: the templates put a controller between the VM and its Pod.
@@ -90,20 +89,37 @@ impl Surroundings {
     }
 
     /// All objects of a kind that belongs to no namespace.
-    async fn of_cluster<R>(&self, shared: &Shared<R>, trim: fn(R) -> R) -> Result<List<R>, Unread>
+    async fn of_cluster<R>(&self, lists: &Lists<R>, trim: fn(R) -> R) -> Result<List<R>, Unread>
     where
         R: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
         let api = Api::all(self.cluster.client.clone());
-        shared.get("", self.read(all_of(&api, ListParams::default(), trim))).await
+        lists.get("", self.list(api, ListParams::default(), trim)).await
     }
 
     /// The Pods of the namespace that have a node. Who reads the VM need not know of those in other namespaces.
     async fn neighbours(&self, namespace: &str) -> Result<Option<Neighbours>, Unread> {
         let api = Api::namespaced(self.cluster.client.clone(), namespace);
         let with_node = ListParams::default().fields(Neighbours::field_selector());
-        let pods = self.pods.get(namespace, self.read(all_of(&api, with_node, Neighbours::reduced))).await?;
+        let pods = self.pods.get(namespace, self.list(api, with_node, Neighbours::reduced)).await?;
         Ok(pods.map(|pods| Neighbours::shared(pods, false)))
+    }
+
+    /// A list that goes on being read when nobody waits for it.
+    fn list<R>(
+        &self,
+        api: Api<R>,
+        parameters: ListParams,
+        trim: fn(R) -> R,
+    ) -> impl Future<Output = Result<List<R>, Unread>> + Send + use<R>
+    where
+        R: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let cluster = self.cluster.clone();
+        async move {
+            let answer = cluster.ask(all_of(&api, parameters, trim)).await;
+            Ok(known(answer)?.map(Arc::from))
+        }
     }
 
     /// The node of a Pod, or none if it does not exist.
@@ -136,18 +152,22 @@ impl Surroundings {
         &'a self,
         request: impl Future<Output = kube::Result<T>> + Send + 'a,
     ) -> BoxFuture<'a, Result<Option<T>, Unread>> {
-        let answer = async {
-            let error = match self.cluster.ask(request).await {
-                Ok(answer) => return Ok(Some(answer)),
-                Err(error) => error,
-            };
-            debug!(error = %ErrorChain(&error), "what may show why a VM does not start can't be read");
-            match error {
-                kube::Error::Api(answer) if [403, 404].contains(&answer.code) => Ok(None),
-                _ => Err(Unread),
-            }
-        };
-        answer.boxed()
+        async { known(self.cluster.ask(request).await) }.boxed()
+    }
+}
+
+/// The answer; `None` if the manager may not know it, or can't understand it. The API server may give another one later if it is busy, or does not
+/// answer.
+fn known<T>(answer: kube::Result<T>) -> Result<Option<T>, Unread> {
+    let error = match answer {
+        Ok(answer) => return Ok(Some(answer)),
+        Err(error) => error,
+    };
+    debug!(error = %ErrorChain(&error), "what may show why a VM does not start can't be read");
+    match error {
+        kube::Error::Api(answer) if answer.code != 429 && answer.code < 500 => Ok(None),
+        kube::Error::SerdeError(_) => Ok(None),
+        _ => Err(Unread),
     }
 }
 
@@ -159,37 +179,36 @@ async fn given<T>(read: Option<impl Future<Output = Result<Option<T>, Unread>>>)
 /// A list; `None` if the manager may not know it.
 type List<R> = Option<Arc<[R]>>;
 
-/// Lists that VMs share, by namespace. They are dropped when they are not fresh any more.
-struct Shared<R>(Arc<Mutex<HashMap<String, List<R>>>>);
+/// A list that is read or was.
+type Reading<R> = Shared<BoxFuture<'static, Result<List<R>, Unread>>>;
 
-impl<R> Default for Shared<R> {
+/// Lists that VMs share, by namespace. They are dropped when they are not fresh any more.
+struct Lists<R>(Arc<std::sync::Mutex<HashMap<String, Reading<R>>>>);
+
+impl<R> Default for Lists<R> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<R: Send + Sync + 'static> Shared<R> {
-    /// The list of a namespace (`""`: of the cluster), which `read` reads if nobody has.
-    async fn get(
-        &self,
-        namespace: &str,
-        read: impl Future<Output = Result<Option<Vec<R>>, Unread>>,
-    ) -> Result<List<R>, Unread> {
-        // Who comes meanwhile waits for the same list.
-        let mut lists = self.0.lock().await;
+impl<R: Send + Sync + 'static> Lists<R> {
+    /// The list of a namespace (`""`: of the cluster), which `read` reads if nobody has. It is read to its end whether somebody waits or not.
+    fn get(&self, namespace: &str, read: impl Future<Output = Result<List<R>, Unread>> + Send + 'static) -> Reading<R> {
+        let mut lists = lock(&self.0);
         if let Some(list) = lists.get(namespace) {
-            return Ok(list.clone());
+            return list.clone();
         }
-        let list = read.await?.map(Arc::from);
+        let list = read.boxed().shared();
         lists.insert(namespace.to_owned(), list.clone());
-        let (lists, namespace) = (Arc::downgrade(&self.0), namespace.to_owned());
+        let (lists, namespace, reading) = (Arc::downgrade(&self.0), namespace.to_owned(), list.clone());
         tokio::spawn(async move {
-            sleep(FRESH).await;
+            let is_read = reading.await.is_ok();
+            sleep(if is_read { FRESH } else { FAILED }).await;
             if let Some(lists) = lists.upgrade() {
-                lists.lock().await.remove(&namespace);
+                lock(&lists).remove(&namespace);
             }
         });
-        Ok(list)
+        list
     }
 }
 
@@ -216,4 +235,79 @@ fn trimmed(mut node: Node) -> Node {
         status.images = None;
     }
     node
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Lists, and how often one was read. Each takes that long.
+    struct Plan {
+        lists: Lists<u8>,
+        read: Arc<AtomicUsize>,
+    }
+
+    impl Plan {
+        async fn get(
+            &self,
+            namespace: &str,
+            takes: Duration,
+            result: Result<List<u8>, Unread>,
+        ) -> Result<List<u8>, Unread> {
+            let read = self.read.clone();
+            let reading = self.lists.get(namespace, async move {
+                read.fetch_add(1, Ordering::Relaxed);
+                sleep(takes).await;
+                result
+            });
+            timeout(PATIENCE, reading).await.map_err(|_| Unread)?
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_is_shared_while_it_is_fresh_and_read_to_its_end_when_nobody_waits() {
+        let plan = Plan { lists: Lists::default(), read: Arc::default() };
+        let (start, list) = (Instant::now(), || Ok(Some(Arc::from([7_u8]))));
+        let second = Duration::from_secs(1);
+        let (first, second_one) = futures::join!(plan.get("a", second, list()), plan.get("a", second, list()));
+        assert_eq!((first.unwrap().as_deref(), second_one.unwrap().as_deref()), (Some(&[7][..]), Some(&[7][..])));
+        assert_eq!((plan.read.load(Ordering::Relaxed), start.elapsed()), (1, second));
+        // Another namespace waits for nobody, and a slow list is there later.
+        assert!(plan.get("slow", 3 * PATIENCE / 2, list()).await.is_err());
+        sleep(PATIENCE).await;
+        assert!(plan.get("slow", Duration::ZERO, list()).await.is_ok());
+        assert_eq!(plan.read.load(Ordering::Relaxed), 2);
+        sleep(2 * FRESH).await;
+        assert!(lock(&plan.lists.0).is_empty(), "they are dropped");
+        plan.get("a", second, list()).await.unwrap();
+        assert_eq!(plan.read.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_not_be_read_is_not_asked_again_at_once() {
+        let plan = Plan { lists: Lists::default(), read: Arc::default() };
+        for _ in 0..5 {
+            assert!(plan.get("a", Duration::ZERO, Err(Unread)).await.is_err());
+            sleep(FAILED / 8).await;
+        }
+        assert_eq!(plan.read.load(Ordering::Relaxed), 1);
+        sleep(FAILED).await;
+        assert!(plan.get("a", Duration::ZERO, Ok(None)).await.is_ok_and(|list| list.is_none()), "it may not be known");
+    }
+
+    #[test]
+    fn what_a_busy_server_says_is_not_what_the_manager_may_not_know() {
+        let of =
+            |code: u16| known::<()>(Err(kube::Error::Api(kube::core::Status::failure("", "").with_code(code).boxed())));
+        for code in [403, 404] {
+            assert!(of(code).is_ok_and(|answer| answer.is_none()), "{code}");
+        }
+        for code in [429, 500, 503] {
+            assert!(of(code).is_err(), "{code}");
+        }
+    }
 }

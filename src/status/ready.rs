@@ -253,10 +253,6 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
         problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
     if let Some(cause) = &outcome.cause {
         problem.message.clone_from(cause);
-        let next = pod.container_statuses().find_map(|status| next_try(status, end_of(status)?));
-        if let Some((count, next)) = next {
-            problem.message += &format!("; try {count} is at about {next}");
-        }
     }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);

@@ -185,7 +185,7 @@ fn the_disk_of_a_container_image_has_its_own_format() {
         assert!(!is_wanted(), "the disk is filled");
         assert!(import.run().status.success());
         // The next start, after one that was interrupted.
-        fs::write(import.path("-var-local-vm-data/import-has-begun-system"), "").unwrap();
+        fs::write(import.path("-var-local-vm-data/import-has-begun"), "").unwrap();
         assert!(is_wanted());
     }
 }
@@ -194,9 +194,9 @@ fn the_disk_of_a_container_image_has_its_own_format() {
 #[test]
 fn each_disk_has_its_own_mark_of_an_interrupted_import() {
     for (container, own, others) in [
-        ("import", "-system", ["-data", "-tools"]),
-        ("import-2", "-data", ["-system", "-tools"]),
-        ("import-3", "-tools", ["-system", "-data"]),
+        ("import", "", ["-data", "-tools"]),
+        ("import-2", "-data", ["", "-tools"]),
+        ("import-3", "-tools", ["", "-data"]),
     ] {
         let import =
             Import::of_container("several", container).with("FORMAT", |_| "raw".into()).with("SUM", |_| String::new());

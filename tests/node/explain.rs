@@ -271,7 +271,7 @@ fn page(namespace: &TestNamespace, seen: &[(&Case, Said)]) -> String {
          `tests/node/explain.rs` plants each of these causes (`tests/node/causes.yaml` has the manifests) on a real node without KVM, and reads the first line of\n\
          [`kubectl vm explain`](commands.md#why-does-it-not-run). Each line names the cause: {with_cause} of {with_cause}. In {decoys} of the {all} rows something else was\n\
          wrong before and has healed. The message of the VM's condition Ready had the same words in {same} of {same} (all but those of the\n\
-         stage manager). The command took {} to {} ms, with half of the runs under {} ms, beside builds on two cores.\n\n\
+         stage manager). The command, built without optimization, took {} to {} ms, with half of the runs under {} ms, on two cores.\n\n\
          | cause | how it is planted | first line |\n|---|---|---|\n{causes}\n\
          ## No cause\n\n| VM | first line |\n|---|---|\n{others}",
         times.first().unwrap(),

@@ -348,6 +348,15 @@ impl From<&Value> for Json {
     }
 }
 
+/// Text of others (a container, a guest, an event) without control characters, which could move a terminal's cursor, hide lines or turn their
+/// direction. Lines stay.
+pub fn printable(text: &str) -> String {
+    let is_turn =
+        |letter| matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_obeyed = |letter: char| (letter.is_control() && letter != '\n') || is_turn(letter);
+    text.chars().map(|letter| if is_obeyed(letter) { '\u{fffd}' } else { letter }).collect()
+}
+
 /// How a container ended, by its status: this time or the last time.
 pub fn end_of(status: &Value) -> Option<&Value> {
     let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];

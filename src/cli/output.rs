@@ -10,6 +10,7 @@ use anstyle::AnsiColor;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
+pub(super) use crate::observed::printable as plain;
 use crate::{files::FileError, process::ErrorChain};
 
 /// The exit codes of all commands.
@@ -155,11 +156,6 @@ impl<'a> Output<'a> {
 pub(super) fn yaml(value: &Value) -> Result<String, Failure> {
     let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     serde_saphyr::to_string_with_options(value, options).map_err(|error| Failure::new(error.to_string()))
-}
-
-/// Text of others (a guest, an event, a message) for a terminal: without control characters, which could move the cursor or hide lines.
-pub(super) fn plain(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() && letter != '\n' { '\u{fffd}' } else { letter }).collect()
 }
 
 /// `1 file`, `2 files`.

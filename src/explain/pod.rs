@@ -515,16 +515,19 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
     Some(found.since(since))
 }
 
-/// A container beside a guest that runs, which ends again and again, in words.
+/// A container beside a guest that runs, which has ended with an error, or does so again and again, in words.
 pub(super) fn crashing(facts: &Facts, pod: &Object, status: &Value) -> Option<String> {
     let is_waiting = status["state"]["waiting"]["reason"] == "CrashLoopBackOff";
-    let (container, ended) = (status["name"].as_str()?, &status["lastState"]["terminated"]);
+    let container = status["name"].as_str()?;
+    let ended = end_of(status).filter(|ended| ended["exitCode"] != 0)?;
+    let has_ended = status["state"]["terminated"].is_object();
     let last = ended["message"].as_str().unwrap_or_default().trim().lines().last().unwrap_or_default();
     let last = if last.is_empty() { String::new() } else { format!(": {last}") };
     let (place, name) = (facts.on_command_line(), &pod.key.name);
-    is_waiting.then(|| {
+    let (ends, previous) = if is_waiting { ("ends again and again,", " --previous") } else { ("has ended", "") };
+    (is_waiting || has_ended).then(|| {
         format!(
-            "the container {container} of the Pod ends again and again, with exit code {}{last}: kubectl {place} logs {name} -c {container} --previous",
+            "the container {container} of the Pod {ends} with exit code {}{last}: kubectl {place} logs {name} -c {container}{previous}",
             ended["exitCode"]
         )
     })

@@ -3,7 +3,12 @@
 //! Nothing here is needed to run VMs. What may not be read is not known, and the message of Ready then says less. What could not be read in time, or
 //! because the API server is busy, changes nothing: the message stays as it is.
 
-use std::{collections::HashMap, fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{
     FutureExt,
@@ -16,7 +21,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use crate::{
@@ -25,8 +30,6 @@ use crate::{
     process::{ErrorChain, lock},
 };
 
-/// How long a list is used for other VMs: many may be stuck at once.
-const FRESH: Duration = Duration::from_secs(3);
 /// How long it is remembered that a list can't be read.
 const FAILED: Duration = Duration::from_secs(30);
 /// How long the VM's reconcile waits for what is read. A list that takes longer is there at the next look.
@@ -179,11 +182,21 @@ async fn given<T>(read: Option<impl Future<Output = Result<Option<T>, Unread>>>)
 /// A list; `None` if the manager may not know it.
 type List<R> = Option<Arc<[R]>>;
 
-/// A list that is read or was.
+/// A list that is read, or waits until the one before it is read.
 type Reading<R> = Shared<BoxFuture<'static, Result<List<R>, Unread>>>;
 
-/// Lists that VMs share, by namespace. They are dropped when they are not fresh any more.
-struct Lists<R>(Arc<std::sync::Mutex<HashMap<String, Reading<R>>>>);
+/// Lists that VMs share, by namespace: many may be stuck at once. Who asks gets a list that is read from then on, because what has changed for one VM is
+/// not in an older one. So there is one that is read, and one for all who came meanwhile.
+struct Lists<R>(Arc<Mutex<HashMap<String, Queue<R>>>>);
+
+struct Queue<R> {
+    /// The newest one.
+    newest: Reading<R>,
+    /// Whether it is still to begin.
+    waits: bool,
+    /// Until when nothing is asked, because that failed.
+    paused: Option<Instant>,
+}
 
 impl<R> Default for Lists<R> {
     fn default() -> Self {
@@ -192,23 +205,43 @@ impl<R> Default for Lists<R> {
 }
 
 impl<R: Send + Sync + 'static> Lists<R> {
-    /// The list of a namespace (`""`: of the cluster), which `read` reads if nobody has. It is read to its end whether somebody waits or not.
+    /// The list of a namespace (`""`: of the cluster). It is read to its end whether somebody waits or not.
     fn get(&self, namespace: &str, read: impl Future<Output = Result<List<R>, Unread>> + Send + 'static) -> Reading<R> {
         let mut lists = lock(&self.0);
-        if let Some(list) = lists.get(namespace) {
-            return list.clone();
+        let before = lists.get(namespace);
+        if let Some(Queue { newest, waits, paused }) = before
+            && (*waits || paused.is_some_and(|paused| Instant::now() < paused))
+        {
+            return newest.clone();
         }
-        let list = read.boxed().shared();
-        lists.insert(namespace.to_owned(), list.clone());
-        let (lists, namespace, reading) = (Arc::downgrade(&self.0), namespace.to_owned(), list.clone());
+        let before = before.map(|queue| queue.newest.clone());
+        let (weak, key) = (Arc::downgrade(&self.0), namespace.to_owned());
+        let newest = async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            if let Some(lists) = weak.upgrade()
+                && let Some(queue) = lock(&lists).get_mut(&key)
+            {
+                queue.waits = false;
+            }
+            read.await
+        };
+        let newest = newest.boxed().shared();
+        lists.insert(namespace.to_owned(), Queue { newest: newest.clone(), waits: true, paused: None });
+        let (weak, key, reading) = (Arc::downgrade(&self.0), namespace.to_owned(), newest.clone());
         tokio::spawn(async move {
-            let is_read = reading.await.is_ok();
-            sleep(if is_read { FRESH } else { FAILED }).await;
-            if let Some(lists) = lists.upgrade() {
-                lock(&lists).remove(&namespace);
+            let is_read = reading.clone().await.is_ok();
+            let Some(lists) = weak.upgrade() else { return };
+            let mut lists = lock(&lists);
+            let Some(queue) = lists.get_mut(&key).filter(|queue| queue.newest.ptr_eq(&reading)) else { return };
+            if is_read {
+                lists.remove(&key);
+            } else {
+                queue.paused = Some(Instant::now() + FAILED);
             }
         });
-        list
+        newest
     }
 }
 
@@ -241,7 +274,7 @@ fn trimmed(mut node: Node) -> Node {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use tokio::time::Instant;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -269,22 +302,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_is_shared_while_it_is_fresh_and_read_to_its_end_when_nobody_waits() {
+    async fn who_asks_gets_a_list_that_begins_then_and_all_who_wait_the_same() {
         let plan = Plan { lists: Lists::default(), read: Arc::default() };
-        let (start, list) = (Instant::now(), || Ok(Some(Arc::from([7_u8]))));
-        let second = Duration::from_secs(1);
-        let (first, second_one) = futures::join!(plan.get("a", second, list()), plan.get("a", second, list()));
-        assert_eq!((first.unwrap().as_deref(), second_one.unwrap().as_deref()), (Some(&[7][..]), Some(&[7][..])));
-        assert_eq!((plan.read.load(Ordering::Relaxed), start.elapsed()), (1, second));
-        // Another namespace waits for nobody, and a slow list is there later.
+        let (start, list, second) = (Instant::now(), || Ok(Some(Arc::from([7_u8]))), Duration::from_secs(1));
+        let count = || plan.read.load(Ordering::Relaxed);
+        let first = async {
+            assert!(plan.get("a", second, list()).await.is_ok());
+            assert_eq!((count(), start.elapsed()), (1, second));
+        };
+        let later = async {
+            sleep(second / 2).await;
+            let get = || plan.get("a", second / 2, list());
+            let (one, other) = futures::join!(get(), get());
+            assert_eq!((one.unwrap().as_deref(), other.unwrap().as_deref()), (Some(&[7][..]), Some(&[7][..])));
+            assert_eq!((count(), start.elapsed()), (2, 3 * second / 2), "not the one that had begun");
+        };
+        futures::join!(first, later);
+        // Another namespace waits for nobody, and a list is read to its end though nobody waits any more.
         assert!(plan.get("slow", 3 * PATIENCE / 2, list()).await.is_err());
         sleep(PATIENCE).await;
-        assert!(plan.get("slow", Duration::ZERO, list()).await.is_ok());
-        assert_eq!(plan.read.load(Ordering::Relaxed), 2);
-        sleep(2 * FRESH).await;
+        assert_eq!(count(), 3);
         assert!(lock(&plan.lists.0).is_empty(), "they are dropped");
-        plan.get("a", second, list()).await.unwrap();
-        assert_eq!(plan.read.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]

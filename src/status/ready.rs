@@ -17,7 +17,7 @@ use crate::{
         status::{Halted, whole_seconds},
     },
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
-    observed::{NodeState, Object, end_of},
+    observed::{NodeState, Object, end_of, printable},
     ownership::owns_condition,
     plan::{
         Plan, Wait,
@@ -479,7 +479,7 @@ fn next_try(status: &Value, ended: &Value) -> Option<(u64, String)> {
 
 /// How a container ended, for people. The message is the container's own, or the end of its log.
 fn end_of_container(name: &str, terminated: &Value) -> String {
-    let (reason, message) = (string(&terminated["reason"]), string(&terminated["message"]));
+    let (reason, message) = (string(&terminated["reason"]), printable(&string(&terminated["message"])));
     // These reasons say no more than the exit code.
     let reason = Some(reason).filter(|reason| !["", "Error", "Completed"].contains(&reason.as_str()));
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();

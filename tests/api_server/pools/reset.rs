@@ -167,7 +167,9 @@ async fn a_vm_that_may_have_been_used_is_given_to_nobody() {
     gone(&ns, moved).await;
     // Assigned by a program that does not know the mark.
     let [taken] = &new_ones(&ns, 1).await[..] else { unreachable!() };
-    patch_status(&ns, taken, json!({ "assignment": { "pool": "desk", "user": "ann" } })).await;
+    // With a time: one that was never used would have ended at once, and the VM with it.
+    let assignment = json!({ "pool": "desk", "user": "ann", "lastUsed": Timestamp::now() });
+    patch_status(&ns, taken, json!({ "assignment": assignment })).await;
     ns.vm_when(taken, "to have lost its mark", |vm| !vm.annotations().contains_key(UNUSED_ANNOTATION)).await;
     patch_status(&ns, taken, json!({ "assignment": null })).await;
     gone(&ns, taken).await;

@@ -37,13 +37,8 @@ pub struct Neighbours {
 
 impl Neighbours {
     /// The Pods of all namespaces, or only those of the VM's.
-    pub fn new(pods: Vec<Pod>, is_all: bool) -> Self {
+    pub fn new(pods: impl Into<Arc<[Pod]>>, is_all: bool) -> Self {
         Self { pods: pods.into(), is_all }
-    }
-
-    /// The same of a list that others use too.
-    pub fn shared(pods: Arc<[Pod]>, is_all: bool) -> Self {
-        Self { pods, is_all }
     }
 
     /// Which Pods are listed for that.

@@ -75,7 +75,7 @@ pub(super) fn facts(value: &Value) -> Facts {
         manager_pods: part(value, "manager_pods").unwrap(),
         absent_claims: part(value, "absent_claims").unwrap(),
         nodes: part::<Vec<_>>(value, "nodes").map(Into::into),
-        neighbours: part(value, "neighbours").map(|pods| Neighbours::new(pods, value["sees_all"] != false)),
+        neighbours: part::<Vec<Pod>>(value, "neighbours").map(|pods| Neighbours::new(pods, value["sees_all"] != false)),
         limits: part(value, "limits"),
         quotas: part(value, "quotas"),
         namespace: part(value, "namespace"),

@@ -12,6 +12,8 @@ use super::{
 };
 use crate::{api::Quantity, exchange::Grade, render::valid::is_dns_label};
 
+mod disks;
+
 const HOOK: &str = "a program that changes the VM: options of QEMU take a template of the runner (docs/templates.md)";
 const FULL: &str = "a VM has at most 64 disks";
 
@@ -148,7 +150,7 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     firmware(domain, draft);
     clock(domain, draft);
     networks(spec, domain, draft);
-    disks(root, spec, domain, draft);
+    disks::disks(root, spec, domain, draft);
     devices(domain, draft);
     // A guest that starts on an empty disk helps nobody.
     if !draft.fills.is_empty() && draft.vm.get("state").is_some_and(|state| state == "Running") {
@@ -565,198 +567,6 @@ fn by_name(list: &[Item]) -> BTreeMap<&str, &Item> {
         }
     }
     map
-}
-
-fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) {
-    let volumes: Vec<&Item> = spec.get("volumes").into_iter().flat_map(|it| it.enter().items()).collect();
-    let by_name = by_name(spec.get("volumes").map(Item::items).unwrap_or_default());
-    let list = domain.get("devices/disks");
-    list.map(Item::enter);
-    // A volume that no disk names is a disk too.
-    let listed: Vec<(&str, Option<&Item>)> =
-        list.into_iter().flat_map(Item::items).map(|it| (it.get("name").map_or("", Item::text), Some(it))).collect();
-    let others = volumes.iter().map(|it| (it.get("name").map_or("", Item::text), None));
-    let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
-    let others: Vec<_> = others.filter(|(name, _)| !names.contains(name)).collect();
-    for (name, disk) in listed.into_iter().chain(others) {
-        let Some(volume) = by_name.get(name).copied() else { continue };
-        volume.enter();
-        if let Some(item) = volume.get("name") {
-            item.same("the disk's name");
-        }
-        let before = draft.disks.len();
-        source(root, volume, disk, name, draft);
-        let Some(disk) = disk else { continue };
-        disk.enter();
-        if let Some(item) = disk.get("name") {
-            item.same("the disk's name");
-        }
-        for key in ["disk", "cdrom", "lun"] {
-            let Some(device) = disk.get(key) else { continue };
-            device.enter();
-            if key == "lun" {
-                device.changed("a disk: SCSI commands of the guest do not reach the device");
-            }
-            if let Some(bus) = device.get("bus") {
-                match (key, bus.text()) {
-                    ("cdrom", "sata") | (_, "virtio") => _ = bus.same("the disk's bus"),
-                    ("cdrom", other) => _ = bus.changed(format!("sata (before: {other})")),
-                    (_, other) => {
-                        _ = bus.changed(format!(
-                            "virtio (before: {other}): Windows needs the driver viostor before it moves"
-                        ))
-                    }
-                }
-            }
-            if let Some(item) = device.get("readonly") {
-                if key == "cdrom" {
-                    item.same("a CD")
-                } else {
-                    item.changed("the disk is writable")
-                };
-            }
-        }
-        let order = disk.get("bootOrder").and_then(Item::number).and_then(|it| u32::try_from(it).ok());
-        if let Some(order) = order.filter(|_| draft.disks.len() > before) {
-            if let Some(disk) = draft.disks.last_mut() {
-                disk["bootindex"] = order.min(i32::MAX as u32).into();
-            }
-            if let Some(item) = disk.get("bootOrder") {
-                item.same("bootindex");
-            }
-        }
-    }
-}
-
-/// The content of a disk: what a volume is.
-fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &mut Draft) {
-    let is_cd = disk.is_some_and(|disk| disk.get("cdrom").is_some());
-    let Some(kind) = volume.items().iter().find(|it| it.key != "name") else { return };
-    match kind.key.as_str() {
-        "cloudInitNoCloud" | "cloudInitConfigDrive" => return cloud_init(kind, draft),
-        "configMap" | "secret" | "serviceAccount" | "downwardAPI" | "sysprep" | "downwardMetrics" => {
-            return kind.whole(
-                Grade::LeftOut,
-                "no disks are made of other objects: put the data into spec.cloudInit, or on a CD",
-            );
-        }
-        _ => {}
-    }
-    if draft.is_full() {
-        return kind.whole(Grade::LeftOut, FULL);
-    }
-    if is_cd {
-        kind.whole(
-            Grade::Changed,
-            "an empty drive: put the CD into the image repository, or set spec.vm.disks[].cdrom.image to a URL",
-        );
-        draft.cd("");
-        return;
-    }
-    let claim = kind.get("claimName").or_else(|| kind.get("name")).map_or("", Item::text);
-    let (mut filled, mut why) = (None, "");
-    let (bytes, from) = match kind.key.as_str() {
-        "containerDisk" => {
-            let image = kind.get("image").map_or("", Item::text);
-            let path = kind.get("path").map(Item::text);
-            filled = Some(match path {
-                Some(path) => json!({ "oci": image, "path": path }),
-                None => json!({ "oci": image }),
-            });
-            let path = path.unwrap_or("/disk");
-            (None, Some(Place::Words(format!("the container image {image}, {path}"))))
-        }
-        "persistentVolumeClaim" | "ephemeral" => {
-            let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);
-            (None, Some(Place::Words(format!("the claim {claim}"))))
-        }
-        "dataVolume" => {
-            let (size, source) = data_volume(root, claim);
-            let is_new = !is_of_a_cluster(root);
-            let mut from = Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills")));
-            match source {
-                Source::Nothing if is_new => from = None,
-                Source::Set(source) if is_new => filled = Some(source),
-                Source::Set(_) => {
-                    why = "; not what the DataVolume's source has: the file is of a cluster, where the guest may have changed the disk since";
-                }
-                Source::Nothing | Source::Other => {}
-            }
-            (size, from)
-        }
-        "emptyDisk" => (kind.get("capacity").and_then(quantity), None),
-        "hostDisk" => {
-            let path = kind.get("path").map_or("", Item::text).to_owned();
-            (kind.get("capacity").and_then(quantity), Some(Place::OnNode(path)))
-        }
-        _ => return,
-    };
-    let is_empty = from.is_none();
-    let content = from.filter(|_| filled.is_none()).map_or(Content::Empty, Content::From);
-    let Some(name) = draft.disk(name, bytes, content) else {
-        return kind.whole(Grade::LeftOut, FULL);
-    };
-    if ["persistentVolumeClaim", "dataVolume"].contains(&kind.key.as_str()) && filled.is_none() {
-        draft.origin(format!("{}/{claim}", of(root, "metadata/namespace")), &name, kind);
-    }
-    let lasts = if ["containerDisk", "ephemeral"].contains(&kind.key.as_str()) { "; it outlives a stop" } else { "" };
-    if let Some(source) = filled {
-        kind.whole(Grade::Changed, format!("the template set import-disk fills the claim VM-{name}-disk{lasts}"));
-        draft.import(&name, source);
-    } else if is_empty && kind.key == "dataVolume" {
-        kind.whole(Grade::Same, "an empty disk");
-    } else if is_empty {
-        kind.whole(Grade::Changed, "a claim, so its content outlives a stop");
-    } else {
-        kind.whole(
-            Grade::Changed,
-            format!("its content has to be copied into the claim VM-{name}-disk (see the comments){lasts}{why}"),
-        );
-    }
-}
-
-/// Whether the VM was read from a cluster, where it may have run: a file that people wrote has no UID and no status. Tools that make such
-/// files write `status: {}`.
-fn is_of_a_cluster(root: &Item) -> bool {
-    // Tools that clean a dump leave one of them.
-    let of_server = ["uid", "resourceVersion"];
-    of_server.iter().any(|field| !of(root, &format!("metadata/{field}")).is_empty())
-        || root.get("status").is_some_and(|status| !status.items().is_empty())
-}
-
-/// What a DataVolume has in the beginning.
-enum Source {
-    Nothing,
-    /// What the template set import-disk fills a disk with.
-    Set(Value),
-    /// Something that only KubeVirt can copy.
-    Other,
-}
-
-/// The size of a DataVolume of the VM, and what it has in the beginning.
-fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
-    let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
-    let template = templates.into_iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name));
-    let Some((template, spec)) = template.and_then(|template| Some((template, template.get("spec")?))) else {
-        return (None, Source::Other);
-    };
-    let size = ["storage", "pvc"].iter().find_map(|key| spec.get(key)?.get("resources/requests/storage"));
-    let url = |kind: &str| spec.get("source")?.get(kind)?.get("url").map(|url| url.text().to_owned());
-    let is_plain = |url: &String| ![".xz", ".gz", ".zst", ".iso"].iter().any(|end| url.ends_with(end));
-    let raw = |url: &str| url.ends_with(".raw");
-    let source = url("http").filter(is_plain).map(|url| match raw(&url) {
-        true => json!({ "url": url, "format": "raw" }),
-        false => json!({ "url": url }),
-    });
-    let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
-    template
-        .whole(Grade::Changed, "a claim of the VM; its access mode, class and source are not those of the DataVolume");
-    let source = match source.or_else(image) {
-        Some(source) => Source::Set(source),
-        None if spec.get("source/blank").is_some() => Source::Nothing,
-        None => Source::Other,
-    };
-    (size.and_then(quantity), source)
 }
 
 fn cloud_init(kind: &Item, draft: &mut Draft) {

@@ -105,7 +105,7 @@ impl Surroundings {
         let api = Api::namespaced(self.cluster.client.clone(), namespace);
         let with_node = ListParams::default().fields(Neighbours::field_selector());
         let pods = self.pods.get(namespace, self.list(api, with_node, Neighbours::reduced)).await?;
-        Ok(pods.map(|pods| Neighbours::shared(pods, false)))
+        Ok(pods.map(|pods| Neighbours::new(pods, false)))
     }
 
     /// A list that goes on being read when nobody waits for it.

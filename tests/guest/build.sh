@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the disk image of the tiny guest: Debian's cloud kernel, busybox and QEMU's guest agent. It boots with UEFI and BIOS.
+# Builds the disk image of the tiny guest: Debian's cloud kernel, busybox, QEMU's guest agent and an ssh server. It boots with UEFI and BIOS.
 #
 #   tests/guest/build.sh OUT.img
 #
@@ -21,6 +21,8 @@ kernel=${GUEST_KERNEL_PACKAGE:-$(apt-cache depends linux-image-cloud-amd64 | sed
 packages=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
 	qemu-guest-agent | grep -E '^(qemu-guest-agent|lib[a-z0-9.+-]*[0-9][a-z0-9]*)$' | grep -vE 'perl|gdbm|^libdb|-s1$|acl|crypt|^libmd|bz2|lzma' | sort -u)
 packages="$packages $kernel busybox-static grub-pc-bin grub-efi-amd64-bin"
+# The ssh server, with its libraries, and what scp asks for.
+packages="$packages dropbear-bin libtomcrypt1 libtommath1 libgmp10 libcrypt1 zlib1g openssh-sftp-server"
 # shellcheck disable=SC2086
 sum=$({ cat "$here/build.sh" "$here/init" "$here/grub.cfg"; apt-cache policy $packages | grep -E '^[^ ]|Candidate'; } | sha256sum)
 if [ -f "$out" ] && [ "$(cat "$out.sum" 2>/dev/null)" = "$sum" ]; then
@@ -57,15 +59,19 @@ find "$root/lib/modules" -name '*.ko.xz' -exec busybox unxz {} +
 cp "$modules"/modules.builtin "$modules"/modules.order "$root/lib/modules/$version/"
 busybox depmod -b "$root" "$version"
 
-# The guest agent, with the libraries that its loader finds.
-agent=$(find all -name qemu-ga -type f)
+# The guest agent and the ssh server, with the libraries that their loader finds.
 loader=$(find all -name 'ld-linux-x86-64.so.2' | head -n 1)
 libraries=$(find all -name '*.so*' -printf '%h\n' | sort -u | sed "s|^|$work/|" | paste -sd:)
-cp "$agent" "$root/usr/sbin/qemu-ga"
-mkdir -p "$root/lib64" "$root/lib/x86_64-linux-gnu"
+mkdir -p "$root/lib64" "$root/lib/x86_64-linux-gnu" "$root/usr/lib"
 cp -L "$loader" "$root/lib64/ld-linux-x86-64.so.2"
-"$work/$loader" --library-path "$libraries" --list "$agent" | sed -n 's|.* => \(/[^ ]*\) .*|\1|p' | while read -r library; do
-	cp -L "$library" "$root/lib/x86_64-linux-gnu/"
+for program in "$(find all -name qemu-ga -type f)" all/usr/sbin/dropbear all/usr/bin/dropbearkey all/usr/lib/openssh/sftp-server; do
+	case $program in
+	*/sftp-server) cp "$program" "$root/usr/lib/" ;; # where dropbear looks
+	*) cp "$program" "$root/usr/sbin/" ;;
+	esac
+	"$work/$loader" --library-path "$libraries" --list "$program" | sed -n 's|.* => \(/[^ ]*\) .*|\1|p' | while read -r library; do
+		cp -L "$library" "$root/lib/x86_64-linux-gnu/"
+	done
 done
 cat >"$root/etc/os-release" <<END
 ID=tiny-guest

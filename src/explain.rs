@@ -450,8 +450,10 @@ fn as_wanted(facts: &Facts) -> &'static str {
 fn on_its_way(facts: &Facts) -> &'static str {
     if facts.vm.metadata.deletion_timestamp.is_some() {
         "is being deleted"
-    } else if facts.condition(READY).and_then(conditions::reason) == Some(Reason::Pausing) {
-        "is being paused"
+    } else if let Some(reason @ (Reason::Pausing | Reason::Resuming)) =
+        facts.condition(READY).and_then(conditions::reason)
+    {
+        if reason == Reason::Pausing { "is being paused" } else { "is being resumed" }
     } else if facts.is_wanted_up() {
         "is starting"
     } else {

@@ -23,7 +23,7 @@ use kube::{ResourceExt, core::TypeMeta};
 use serde_json::Value;
 
 use self::{
-    generation::guest_generation,
+    generation::generations,
     guest::{Guest, LastReport, is_lost},
     new_disks::new_disks,
     ready::ready,
@@ -166,7 +166,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
 
     // What the runner wrote no longer holds when no runner reports.
     let is_runner_silent = guest.is_silent();
-    let guest_generation = guest_generation(reconciled, &guest);
+    let (guest_generation, taken_generation) = generations(reconciled, &guest);
     let mut conditions = conditions::with_times(new, guest.conditions, vm.metadata.generation, observed.now);
     for condition in conditions.iter_mut().filter(|condition| OF_GUEST.contains(&condition.type_.as_str())) {
         condition.observed_generation = guest_generation.or(condition.observed_generation);
@@ -197,6 +197,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         retry: plan.retry.clone(),
         pending_changes: plan.pending.clone(),
         guest_generation,
+        taken_generation,
         cpus: is_runner_silent.then_some(0),
         ram: is_runner_silent.then(|| "0".into()),
         console_client: emptied(stale.is_some_and(|status| status.console_client.is_some())),
@@ -352,7 +353,9 @@ fn phase(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>, ready: 
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
         (Wanted::Up, Some(_)) if guest.is_up => Phase::Running,
         (Wanted::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
-        (Wanted::Up, Some(_)) if matches!(ready, Reason::Paused | Reason::GuestPanicked) => Phase::Paused,
+        (Wanted::Up, Some(_)) if matches!(ready, Reason::Paused | Reason::Resuming | Reason::GuestPanicked) => {
+            Phase::Paused
+        }
         (Wanted::Up, None) if is_being_deleted => Phase::Stopped,
         (Wanted::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
         (Wanted::Up, Some(_) | None) => Phase::Starting,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::create::LEAST_DISK;
 use crate::{
-    api::{Quantity, Reason, VirtualMachine, conditions},
+    api::{PendingChange, Quantity, Reason, VirtualMachine, conditions},
     claims,
     ownership::{self, Applier},
 };
@@ -91,13 +91,69 @@ pub enum Decision {
         what: String,
         /// When the guest gets it, if it runs.
         effect: Effect,
-        /// The volume of the disk that it is about.
-        volume: Option<String>,
+        /// What it is about.
+        about: About,
         /// What the person should know.
         note: Option<String>,
         /// Who else applies the field, and so may take it back, and the field.
         applier: Option<(Applier, &'static str)>,
     },
+}
+
+/// What a change is about. By this it is found in the VM's status, among other changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum About {
+    /// The CPUs.
+    Cpus,
+    /// The memory.
+    Ram,
+    /// The CD drive of this number, counted from 0.
+    Drive(usize),
+    /// The disk with this volume of the Pod.
+    Disk {
+        /// The volume's name.
+        volume: String,
+        /// The guest has it already, and it becomes larger.
+        grows: bool,
+    },
+}
+
+impl About {
+    /// Whether a change that waits for the next start is this one, or a part of it.
+    pub fn is(&self, pending: &PendingChange) -> bool {
+        let path = pending.path.as_str();
+        // Which drives QEMU has been started with.
+        let of_drives = path == "config.yaml/vm.drives";
+        match self {
+            Self::Cpus => ["config.yaml/vm.currentCpus", "config.yaml/vm.maximumCpus"].contains(&path),
+            Self::Ram => path == "config.yaml/vm.maximumRam",
+            // A long value is left out.
+            Self::Drive(number) => pending.current.as_ref().and_then(Value::as_array).is_some_and(|drives| {
+                of_drives && drives.iter().filter(|drive| drive["type"] == "ide-cd").count() <= *number
+            }),
+            Self::Disk { volume, grows } => (of_drives && !grows) || path.contains(&format!("[{volume}]")),
+        }
+    }
+
+    /// The volume of the disk that it is about.
+    fn volume(&self) -> Option<&str> {
+        match self {
+            Self::Disk { volume, grows: _ } => Some(volume),
+            Self::Cpus | Self::Ram | Self::Drive(_) => None,
+        }
+    }
+}
+
+/// Whether the guest has the CPUs or the memory that its spec wants now. A CD counts as there when the runner has read that it should be.
+pub fn is_there(vm: &VirtualMachine, about: &About) -> bool {
+    let Some(status) = &vm.status else { return false };
+    match about {
+        About::Cpus => status.cpus == Some(vm.spec.vm.cpus()),
+        About::Ram => {
+            status.ram.as_deref().is_some_and(|ram| Quantity::parse(ram).is_ok_and(|ram| ram == *vm.spec.vm.ram()))
+        }
+        About::Drive(_) | About::Disk { .. } => true,
+    }
 }
 
 /// Why a change is refused. The texts name no object; the caller does.
@@ -156,7 +212,7 @@ pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: 
         Edit::AddDisk { size, name, class } => add_disk(vm, disks(), size, name.as_deref(), class.as_deref())?,
         Edit::GrowDisk { disk, size } => grow_disk(vm, disks(), disk, size)?,
     };
-    let Change { fields, what, effect, volume, note } = match change {
+    let Change { fields, what, effect, about, note } = match change {
         Ok(change) => change,
         Err(unchanged) => return Ok(Decision::Unchanged(unchanged)),
     };
@@ -172,7 +228,7 @@ pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: 
         }
         patch["spec"]["vm"][field] = value;
     }
-    Ok(Decision::Write { patch, what, effect, volume, note, applier })
+    Ok(Decision::Write { patch, what, effect, about, note, applier })
 }
 
 /// What becomes of the fields of `spec.vm`.
@@ -180,15 +236,15 @@ struct Change {
     fields: Vec<(&'static str, Value)>,
     what: String,
     effect: Effect,
-    volume: Option<String>,
+    about: About,
     note: Option<String>,
 }
 
 /// A change, or why there is none.
 type Changed = Result<Change, String>;
 
-fn change(fields: Vec<(&'static str, Value)>, what: String, effect: Effect) -> Changed {
-    Ok(Change { fields, what, effect, volume: None, note: None })
+fn change(fields: Vec<(&'static str, Value)>, what: String, effect: Effect, about: About) -> Changed {
+    Ok(Change { fields, what, effect, about, note: None })
 }
 
 fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusal> {
@@ -200,7 +256,7 @@ fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusa
         return Ok(Err(format!("has {} already", counted(now))));
     }
     if number <= most {
-        return Ok(change(vec![("currentCpus", json!(number))], what, Effect::AtOnce));
+        return Ok(change(vec![("currentCpus", json!(number))], what, Effect::AtOnce, About::Cpus));
     }
     if machine.cpu_topology.is_some() {
         return Err(Refusal::Topology { most });
@@ -213,6 +269,7 @@ fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusa
         [("maximumCpus", json!(number))].into_iter().chain(current).collect(),
         format!("{what}, which is also the new maximum"),
         Effect::NextStart,
+        About::Cpus,
     ))
 }
 
@@ -227,7 +284,7 @@ fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Ref
         return Ok(Err(format!("has {now} of memory already")));
     }
     if size.bytes() <= most.bytes() {
-        return Ok(change(vec![("currentRam", json!(size))], what, Effect::AtOnce));
+        return Ok(change(vec![("currentRam", json!(size))], what, Effect::AtOnce, About::Ram));
     }
     if !raise {
         return Err(Refusal::OverMaximum { most: most.to_string(), field: "maximumRam" });
@@ -237,6 +294,7 @@ fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Ref
         [("maximumRam", json!(size))].into_iter().chain(current).collect(),
         format!("{what}, which is also the new maximum"),
         Effect::NextStart,
+        About::Ram,
     ))
 }
 
@@ -265,7 +323,7 @@ fn cd(mut disks: Vec<Value>, image: &str, drive: Option<usize>) -> Result<Change
         (image, "") => format!("CD drive{which} has {image}"),
         (image, before) => format!("CD drive{which} has {image} (before: {before})"),
     };
-    Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce))
+    Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce, About::Drive(at)))
 }
 
 fn add_disk(
@@ -306,8 +364,8 @@ fn add_disk(
         )
     });
     let what = format!("a new disk {name} of {size} (claim {})", claim(&name));
-    let (fields, volume) = (vec![("disks", json!(disks))], Some(format!("{name}-disk")));
-    Ok(Ok(Change { fields, what, effect: Effect::NextStart, volume, note }))
+    let (fields, about) = (vec![("disks", json!(disks))], About::Disk { volume: format!("{name}-disk"), grows: false });
+    Ok(Ok(Change { fields, what, effect: Effect::NextStart, about, note }))
 }
 
 fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, Refusal> {
@@ -334,8 +392,9 @@ fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quan
     json_patch::merge(template, &json!({ "spec": { "resources": { "requests": { "storage": of_claim(size) } } } }));
     let before = if bytes.is_some() { format!(" (before: {words})") } else { String::new() };
     let what = format!("disk {disk} of {size}{before}");
-    let (fields, volume) = (vec![("disks", json!(disks))], found.and_then(|at| volumes.get(at)?.clone()));
-    Ok(Ok(Change { fields, what, effect: Effect::NextStart, volume, note: None }))
+    let volume = found.and_then(|at| volumes.get(at)?.clone()).unwrap_or_default();
+    let (fields, about) = (vec![("disks", json!(disks))], About::Disk { volume, grows: true });
+    Ok(Ok(Change { fields, what, effect: Effect::NextStart, about, note: None }))
 }
 
 /// The size as Kubernetes writes it: it does not know `4 GiB`.
@@ -343,28 +402,37 @@ fn of_claim(size: &Quantity) -> String {
     size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
 }
 
-/// What became of a change, in the words of manager and runner, when they have seen it; with what the manager says about the claim of that
-/// volume. The second value: it is as it should be, or will be at the next start.
-pub fn outcome(vm: &VirtualMachine, volume: Option<&str>) -> (String, bool) {
+/// What became of a change, in the words of manager and runner, when they have seen it; with what the manager says about the claim of a disk. The second
+/// value: it is as it should be, or will be at the next start.
+pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, bool) {
     let Some(status) = &vm.status else { return ("no manager has seen it".into(), true) };
-    let refused = conditions::find(&status.conditions, conditions::CHANGES_APPLIED);
-    if let Some(refused) = refused.filter(|refused| refused.status == "False") {
-        return (format!("the running guest does not get it: {}", refused.message), false);
-    }
-    let names = volume.map(|volume| claims::disk_names(&vm.name_any(), volume)).unwrap_or_default();
+    let names = about.volume().map(|volume| claims::disk_names(&vm.name_any(), volume)).unwrap_or_default();
     let of_disk = status.claims.iter().filter(|claim| !claim.unused && names.contains(&claim.name));
     let findings = of_disk.flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
-    let is_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);
-    let mut parts: Vec<String> = match (status.created, status.pending_changes.as_slice()) {
-        (Some(true), []) => vec!["the running guest has it".into()],
-        (Some(true), pending) => {
-            let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
-            vec![format!("waits for a restart: {}", paths.join(", "))]
-        }
-        _ => vec!["the guest gets it when it starts".into()],
+    let is_growth_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);
+    let pending: Vec<&str> =
+        status.pending_changes.iter().filter(|it| about.is(it)).map(|change| change.path.as_str()).collect();
+    // Only what is not done to CDs, pauses and reboots is in this condition.
+    let refused = conditions::find(&status.conditions, conditions::CHANGES_APPLIED)
+        .filter(|applied| applied.status == "False" && matches!(about, About::Drive(_)));
+    let is_there = is_there(vm, about);
+    let words = match (status.created, effect) {
+        (Some(true), Effect::AtOnce) if pending.is_empty() => match (refused, about) {
+            (Some(refused), _) => return (format!("not all is as it should be: {}", refused.message), false),
+            (None, _) if !is_there => {
+                let has =
+                    if *about == About::Cpus { status.cpus.map(|cpus| cpus.to_string()) } else { status.ram.clone() };
+                let has = has.map(|has| format!(", and has {has} now")).unwrap_or_default();
+                format!("the running guest is asked for it{has}")
+            }
+            (None, _) => "the running guest has it".into(),
+        },
+        (Some(true), _) if pending.is_empty() => "waits for a restart".into(),
+        (Some(true), _) => format!("waits for a restart: {}", pending.join(", ")),
+        _ => "the guest gets it when it starts".into(),
     };
-    parts.extend(findings.map(|(claim, finding)| claims::sentence(claim, finding)));
-    (parts.join("; "), !is_refused)
+    let parts = std::iter::once(words).chain(findings.map(|(claim, finding)| claims::sentence(claim, finding)));
+    (parts.collect::<Vec<_>>().join("; "), !is_growth_refused)
 }
 
 #[cfg(test)]

@@ -112,6 +112,7 @@ reasons! {
     Started, "Running=True, event", Notice, "QEMU runs and the guest executes.";
     Paused, "Ready, Running=False", Fine, "QEMU runs, but the guest is paused. Ready is True if `spec.vm.paused` wants that.";
     Pausing, "Ready=False", Passing, "`spec.vm.paused` is set, and the guest runs: the runner pauses it next, or somebody has let it go on with `vm-runner ctl resume`.";
+    Resuming, "Ready=False", Passing, "The guest is paused, and the spec does not want that any more: the runner lets it go on next.";
     PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";
     PoweredOff, "Running=False", Fine, "The guest did not shut down in time, or was not executing, and the runner ended QEMU.";
     QemuFailed, "Running=False", Warning, "QEMU could not be started, failed, or was ended by somebody other than the runner. The message has its last output.";

@@ -75,6 +75,10 @@ pub struct VirtualMachineStatus {
     /// have it as their observedGeneration. Absent if there is no Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_generation: Option<i64>,
+    /// The generation of the spec that manager and runner have read, if the guest does not have all of it: it has what it can have while it runs, and the
+    /// rest is in `pendingChanges`, or refused in the condition ChangesApplied. Absent if it is `guestGeneration`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_generation: Option<i64>,
     /// The digest of the `config.yaml` that the runner has read last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_digest: Option<String>,

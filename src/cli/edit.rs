@@ -5,6 +5,7 @@ use clap_complete::engine::ArgValueCompleter;
 use futures::future::join_all;
 use kube::{Client, api::DynamicObject};
 use serde_json::json;
+use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
@@ -16,12 +17,14 @@ use super::{
     write::{DryRun, WriteOptions, combined},
 };
 use crate::{
-    actions::edit::{Decision, Edit, Effect, Refusal, decide, outcome},
+    actions::edit::{About, Decision, Edit, Effect, Refusal, decide, is_there, outcome},
     api::Quantity,
 };
 
 /// How often a list is changed again that somebody else changes at the same time.
 const TRIES: usize = 10;
+/// How long a guest has to give back memory or a CPU, or to take it.
+const GIVES: Duration = Duration::from_secs(15);
 
 #[derive(Subcommand)]
 pub(super) enum Set {
@@ -175,7 +178,33 @@ fn quantity(text: &str) -> Result<Quantity, Failure> {
 /// What was done with a VM.
 enum Done {
     Unchanged { object: Box<DynamicObject>, why: String },
-    Written { object: Box<DynamicObject>, what: String, effect: Effect, volume: Option<String> },
+    Written { object: Box<DynamicObject>, what: String, effect: Effect, about: About },
+}
+
+/// What became of a change that was waited for.
+enum Became {
+    Known { words: String, is_well: bool, after: Duration },
+    Late,
+    Unknown,
+}
+
+/// What became of a change, when waiting for it has ended. A guest may need a moment to give memory or a CPU back, or never do it.
+async fn became(client: &Client, end: Ended, about: &About, effect: Effect, begin: Instant) -> Became {
+    match end {
+        Ended::Reached { vm: Some(vm), .. } => {
+            let mut vm = *vm;
+            let is_asked = effect == Effect::AtOnce && vm.status.as_ref().is_some_and(|it| it.created == Some(true));
+            if is_asked && !is_there(&vm, about) {
+                let goal = Goal::There { about: about.clone() };
+                vm = wait::see(client, vm.clone(), &goal, GIVES).await.unwrap_or(vm);
+            }
+            let (words, is_well) = outcome(&vm, about, effect);
+            Became::Known { words, is_well, after: begin.elapsed() }
+        }
+        Ended::Reached { vm: None, after } => Became::Known { words: "it is gone".into(), is_well: false, after },
+        Ended::TimedOut => Became::Late,
+        Ended::Failed => Became::Unknown,
+    }
 }
 
 impl Options {
@@ -209,10 +238,10 @@ impl Options {
                     objects.push(json!(object));
                     succeeded += 1;
                 }
-                Ok(Done::Written { object, what, effect, volume }) => {
+                Ok(Done::Written { object, what, effect, about }) => {
                     objects.push(json!(object));
                     if self.write.waits() {
-                        waits.push((namespace, object.metadata.name.unwrap_or_default(), what, volume));
+                        waits.push((namespace, object.metadata.name.unwrap_or_default(), what, (about, effect)));
                         continue;
                     }
                     succeeded += 1;
@@ -228,9 +257,10 @@ impl Options {
             }
         }
         output.flush()?;
-        let waits = waits.into_iter().map(|(namespace, name, what, volume)| async move {
-            let end = wait::wait(client, &namespace, &name, &Goal::Taken, begin, self.write.limit.timeout).await;
-            (name, what, volume, end)
+        let waits = waits.into_iter().map(|(namespace, name, what, (about, effect))| async move {
+            let goal = Goal::Taken { about: about.clone(), effect };
+            let end = wait::wait(client, &namespace, &name, &goal, begin, self.write.limit.timeout).await;
+            (name, what, became(client, end, &about, effect, begin).await)
         });
         let waited = self.report(join_all(waits).await, output)?;
         if let Some(format) = &self.write.output {
@@ -240,18 +270,12 @@ impl Options {
     }
 
     /// Prints what became of the changes.
-    fn report(
-        &self,
-        ends: Vec<(String, String, Option<String>, Ended)>,
-        output: &mut Output<'_>,
-    ) -> Result<Option<Exit>, Failure> {
+    fn report(&self, ends: Vec<(String, String, Became)>, output: &mut Output<'_>) -> Result<Option<Exit>, Failure> {
         let (mut well, mut badly, mut late) = (0, 0, false);
-        for (name, what, volume, end) in ends {
-            match end {
-                Ended::Reached { vm, after } => {
-                    let (became, is_well) =
-                        vm.map_or_else(|| ("it is gone".to_owned(), false), |vm| outcome(&vm, volume.as_deref()));
-                    let line = format!("{}: {what}; {became} ({})", title(&name), seconds(after));
+        for (name, what, became) in ends {
+            match became {
+                Became::Known { words, is_well, after } => {
+                    let line = format!("{}: {what}; {words} ({})", title(&name), seconds(after));
                     match (is_well, &self.write.output) {
                         (true, None) => writeln!(output, "{line}")?,
                         (true, Some(_)) => {}
@@ -259,8 +283,8 @@ impl Options {
                     }
                     if is_well { well += 1 } else { badly += 1 }
                 }
-                Ended::TimedOut => late = true,
-                Ended::Failed => badly += 1,
+                Became::Late => late = true,
+                Became::Unknown => badly += 1,
             }
         }
         Ok(match (late, well, badly) {
@@ -276,10 +300,10 @@ impl Options {
         for _ in 0..TRIES {
             let decision = decide(&found.object, &found.vm, edit, self.write.yes);
             let decision = decision.map_err(|refusal| format!("{}: {}", found.title(), help(&refusal)))?;
-            let (patch, what, effect, volume, hint, applier) = match decision {
+            let (patch, what, effect, about, hint, applier) = match decision {
                 Decision::Unchanged(why) => return Ok(Done::Unchanged { object: Box::new(found.object), why }),
-                Decision::Write { patch, what, effect, volume, note, applier } => {
-                    (patch, what, effect, volume, note, applier)
+                Decision::Write { patch, what, effect, about, note, applier } => {
+                    (patch, what, effect, about, note, applier)
                 }
             };
             if let Some((applier, field)) = applier {
@@ -292,10 +316,10 @@ impl Options {
             if self.write.dry_run == Some(DryRun::Client) {
                 let mut object = found.object;
                 json_patch::merge(&mut object.data, &json!({ "spec": patch["spec"] }));
-                return Ok(Done::Written { object: Box::new(object), what, effect, volume });
+                return Ok(Done::Written { object: Box::new(object), what, effect, about });
             }
             let error = match self.write.merge(client, &namespace, &name, &patch).await {
-                Ok(object) => return Ok(Done::Written { object: Box::new(object), what, effect, volume }),
+                Ok(object) => return Ok(Done::Written { object: Box::new(object), what, effect, about }),
                 Err(error) => error,
             };
             let is_late = matches!(&error, kube::Error::Api(answer) if answer.is_conflict());

@@ -28,7 +28,7 @@ use crate::{
         self,
         power::{Change, Command, Decision, Refusal, decide},
     },
-    api::status::whole_seconds,
+    api::{VirtualMachine, status::whole_seconds},
 };
 
 /// What the commands that change VMs have in common.
@@ -149,7 +149,7 @@ impl Job<'_> {
                 }
                 Ok(Done::Written { object, former }) => {
                     objects.push(json!(object));
-                    let goal = self.goal(former).filter(|_| self.options.write.waits());
+                    let goal = self.goal(&vm.vm, &object, former).filter(|_| self.options.write.waits());
                     match goal {
                         Some(goal) => waits.push((vm.namespace(), vm.vm.name_any(), goal)),
                         None => {
@@ -277,14 +277,19 @@ impl Job<'_> {
         format!("{}: {}", found.title(), help(self.command, &found.vm.name_any(), refusal))
     }
 
-    /// What `--wait` waits for. The others are done when they are written.
-    fn goal(&self, former: Option<String>) -> Option<Goal> {
+    /// What `--wait` waits for after the VM was written. The runner of the VM-Operator reports neither pauses nor resets nor reboots.
+    fn goal(&self, before: &VirtualMachine, written: &DynamicObject, former: Option<String>) -> Option<Goal> {
+        let count = |field: &str| u32::try_from(written.data["spec"]["vm"][field].as_u64()?).ok();
+        let has_our_runner = before.status.as_ref().is_some_and(|status| status.config_digest.is_some());
         match self.command {
             Command::Start { .. } => Some(Goal::Running),
             Command::Stop { .. } => Some(Goal::Stopped),
             Command::Restart => Some(Goal::Restarted { former }),
             Command::Resume => Some(Goal::Running),
-            Command::Reset | Command::Reboot | Command::Pause => None,
+            Command::Pause | Command::Reset | Command::Reboot if !has_our_runner => None,
+            Command::Pause => Some(Goal::Paused),
+            Command::Reset => count("resetCount").map(|count| Goal::Reset { count }),
+            Command::Reboot => count("rebootCount").map(|count| Goal::Rebooted { count }),
         }
     }
 

@@ -10,7 +10,7 @@ use kube::{
     Api, Client, ResourceExt,
     runtime::watcher::{self, watch_object},
 };
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub(super) use self::goal::Goal;
 use self::goal::{Verdict, seen};
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Options {
     #[command(flatten)]
     selection: Selection,
-    /// What is awaited: running, stopped, booted (the agent in the guest answers), ready, deleted, or condition=TYPE[=STATUS].
+    /// What is awaited: running, stopped, booted (the agent in the guest answers), ready, paused, deleted, or condition=TYPE[=STATUS].
     #[arg(long = "for", value_name = "WHAT")]
     goal: Goal,
     #[command(flatten)]
@@ -136,6 +136,16 @@ pub(super) async fn wait(
         note(&format!("{}: not {goal} after {}: {last}", title(name), seconds(limit)));
         Ended::TimedOut
     })
+}
+
+/// Waits for a short time, and says nothing. `None`: it has not become so.
+pub(super) async fn see(client: &Client, vm: VirtualMachine, goal: &Goal, limit: Duration) -> Option<VirtualMachine> {
+    let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
+    let mut said = goal::seen(Some(&vm));
+    match timeout(limit, follow(client, &namespace, &name, goal, Instant::now(), &mut said)).await {
+        Ok(Ended::Reached { vm, .. }) => vm.map(|vm| *vm),
+        _ => None,
+    }
 }
 
 async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin: Instant, said: &mut String) -> Ended {

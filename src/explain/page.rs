@@ -342,9 +342,10 @@ impl fmt::Display for Page {
         if let Some(Pod { name, made_by, containers }) = &self.pod {
             let made_by = made_by.as_ref().map(|maker| format!(", made by {maker}")).unwrap_or_default();
             line(f, "Pod", &format!("{name}{made_by}"))?;
+            let width = containers.iter().map(|it| it.name.len()).max().unwrap_or_default().max(12);
             for Container { name, state, restarts } in containers {
                 let again = if *restarts > 0 { format!(", started again {restarts} times") } else { String::new() };
-                line(f, "", &format!("{name:<12} {state}{again}"))?;
+                line(f, "", &format!("{name:<width$} {state}{again}"))?;
             }
         }
         title = "Events";

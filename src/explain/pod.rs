@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     api::{GROUP, OnPanic, Quantity, Reason, conditions},
-    object::AGENT_NAME,
+    object::{AGENT_NAME, PASST_NAME},
     observed::{Object, end_of},
 };
 
@@ -449,6 +449,13 @@ fn is_being_created(status: &Value) -> bool {
     reason.is_some_and(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason))
 }
 
+/// The seccomp profile of a container, if the node must have it in a file.
+fn localhost_profile<'a>(pod: &'a Object, container: &str) -> Option<&'a str> {
+    let of_container = &pod.container(container)?["securityContext"];
+    let found = [of_container, &pod.spec["securityContext"]].into_iter();
+    found.filter_map(|context| context["seccompProfile"]["localhostProfile"].as_str()).next()
+}
+
 /// A container that the node can't start.
 fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Option<Finding> {
     let waiting = &status["state"]["waiting"];
@@ -509,7 +516,21 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
         // It has run: QEMU's stage looks at its end.
         "CrashLoopBackOff" => return None,
         reason => {
-            Finding::new(Cause::ContainerWaiting, format!("container {container}: {reason}: {message}"), describe)
+            let profile = localhost_profile(pod, container).filter(|profile| message.contains(profile));
+            let todo = profile.map_or_else(
+                || describe.to_owned(),
+                |profile| {
+                    let node = pod.node_name().unwrap_or("?");
+                    match container {
+                        PASST_NAME => format!(
+                            "install deploy/node-devices, which brings the seccomp profile {profile} to node {node}, or set \
+                             passt.seccompProfile in the manager's configuration: docs/node-devices.md"
+                        ),
+                        _ => format!("bring the seccomp profile {profile} to node {node}, or correct it in the template of the Pod"),
+                    }
+                },
+            );
+            Finding::new(Cause::ContainerWaiting, format!("container {container}: {reason}: {message}"), todo)
         }
     };
     Some(found.since(since))

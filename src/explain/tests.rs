@@ -353,6 +353,9 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "secret \"s\" not found"), "secret \"s\" not found (container vm-runner, since 2027-01-15T06:00:00Z) -> create what is missing"),
     (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "-> correct it in the template of the Pod"),
     (Cause::ContainerWaiting, |f| waiting(f, "CreateContainerError", "x"), "CreateContainerError: x"),
+    (Cause::ContainerWaiting, |f| { waiting(f, "CreateContainerError", "cannot load seccomp profile \"/var/lib/kubelet/seccomp/a/b.json\"");
+        f["pod"]["spec"]["containers"][0]["securityContext"] = json!({ "seccompProfile": { "type": "Localhost", "localhostProfile": "a/b.json" } }); },
+        "-> bring the seccomp profile a/b.json to node node-1, or correct it in the template of the Pod"),
     (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", "");
         f["pod"]["spec"]["volumes"] = json!([{ "name": "config", "projected": { "sources": [{ "configMap": { "name": "apple" } }, { "secret": { "name": "own", "items": [{ "key": "user-data", "path": "u" }] } }] } }]);
         f["events"] = json!([event("pod-uid", "FailedMount", "references non-existent secret key: user-data", EARLIER)]); }, "non-existent secret key: user-data (Secret own has no key user-data)"),

@@ -94,6 +94,8 @@ pub struct Agent {
     reports: watch::Sender<Option<Report>>,
     /// The first report waits until then.
     quiet_until: Option<Instant>,
+    /// Whether the machine role has yet to say what the CDs of the configuration are.
+    asks_about_media: bool,
 }
 
 /// What the agent reacts to.
@@ -118,7 +120,14 @@ impl Agent {
     /// If a directory cannot be watched.
     pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
         let follower = options.runtime.follow_with(&options.config_dir)?;
-        Ok(Self { options, follower, observation: Observation::default(), reports, quiet_until: None })
+        Ok(Self {
+            options,
+            follower,
+            observation: Observation::default(),
+            reports,
+            quiet_until: None,
+            asks_about_media: false,
+        })
     }
 
     /// Works until the future is dropped, or until `term` is true and there is no QEMU to connect to. The caller then calls
@@ -134,6 +143,7 @@ impl Agent {
         let mut attempts = ATTEMPTS_AFTER_TERM;
         self.update_session(&mut session).await;
         loop {
+            self.asks_about_media = session.as_ref().is_some_and(|session| session.media_question.is_some());
             self.send_report();
             // The machine role writes how QEMU ended after its end. If the machine role was killed, the state stays Running, so the number
             // of attempts is limited.
@@ -284,7 +294,10 @@ impl Agent {
         let cpus = self.observation.cpus;
         self.observation.pending =
             machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
-        self.observation.config_digest = Some(digest.clone());
+        // What the machine role says of a CD is a part of what the configuration has become.
+        if !self.asks_about_media || self.observation.config_digest.is_none() {
+            self.observation.config_digest = Some(digest.clone());
+        }
         self.observation.resource_uid.clone_from(&config.resource_uid);
         let new = Report::derive(&self.observation);
         self.reports.send_if_modified(|last| {
@@ -578,7 +591,7 @@ impl Agent {
             warn!(error = %ErrorChain(&error), change = name, "cannot note the change, so it is not carried out");
             return;
         }
-        let is_password = matches!(change, Change::Password(_));
+        let (is_password, is_pause) = (matches!(change, Change::Password(_)), change.is_pause());
         let drive = change.drive().map(str::to_owned);
         let problem = change.problem();
         match live::carry_out(change, &mut session.monitor, &self.options.runtime.guest_agent(), &mut session.actual)
@@ -587,6 +600,10 @@ impl Agent {
             Ok(()) => {
                 info!(change = name, "changed");
                 self.observation.password_changes += u64::from(is_password);
+                // QEMU's event comes later, and the report about this change goes before it.
+                if is_pause && let Err(error) = self.process_stop(session).await {
+                    debug!(%error, "QEMU's monitor");
+                }
             }
             Err(error) => {
                 warn!(change = name, error = %ErrorChain(&error), "not changed");

@@ -21,31 +21,38 @@ use crate::{
     runner_config::ConfigFile,
 };
 
-/// Decides by the table above.
-pub(super) fn guest_generation(reconciled: &Reconciled<'_>, guest: &Guest<'_>) -> Option<i64> {
-    let (pod, generation) = (guest.pod?, reconciled.vm.metadata.generation?);
+/// The generation that the guest has, by the table above; and the one that manager and runner have taken, if that is another one: nothing is left
+/// unread, but changes may wait for the next start, or be refused.
+pub(super) fn generations(reconciled: &Reconciled<'_>, guest: &Guest<'_>) -> (Option<i64>, Option<i64>) {
+    let (Some(pod), Some(generation)) = (guest.pod, reconciled.vm.metadata.generation) else { return (None, None) };
     let former = reconciled.vm.status.as_ref().and_then(|status| status.guest_generation);
-    let has_everything = is_of_spec(reconciled, pod) && !guest.is_silent() && has_read_everything(reconciled, pod);
-    Some(former.filter(|_| !has_everything).map_or(generation, |former| former.min(generation)))
+    let is_taken = is_of_spec(reconciled, pod) && !guest.is_silent() && has_read(reconciled, pod);
+    let has_everything = is_taken && reconciled.plan.pending.is_empty() && !is_missing_something(reconciled, pod);
+    let of_guest = former.filter(|_| !has_everything).map_or(generation, |former| former.min(generation));
+    (Some(of_guest), Some(generation).filter(|_| is_taken && of_guest != generation))
 }
 
-/// Whether the spec wants this Pod as it is.
+/// Whether the spec wants this Pod, although perhaps with changes at its next start.
 fn is_of_spec(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
     let Reconciled { vm, observed: _, plan, rendered, outcome: _, source: _ } = *reconciled;
     let is_replaced = pod.deleting.is_some() || plan.power.replace_pod || is_restart_wanted(vm, pod);
-    plan.power.wanted == Wanted::Up && !is_replaced && plan.pending.is_empty() && rendered.is_ok()
+    plan.power.wanted == Wanted::Up && !is_replaced && rendered.is_ok()
 }
 
-/// Whether the guest has what the newest configuration says. A runner of the VM-Operator does not say what it has read.
-fn has_read_everything(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
-    let Some(status) = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner()) else { return true };
-    let waits = status.pending_changes.iter().any(|change| !change.path.starts_with(PREFIX))
-        || conditions::find(&status.conditions, CHANGES_APPLIED).is_some_and(|applied| applied.status == "False");
-    let has_read = |digest: &String| {
-        let mut texts = reconciled.rendered.unwrap_or_default().iter().filter_map(configuration).peekable();
-        texts.peek().is_none() || texts.any(|text| ConfigFile::digest(text) == *digest)
-    };
-    !waits && status.config_digest.as_ref().is_none_or(has_read)
+/// Whether the runner has read the newest configuration. A runner of the VM-Operator does not say what it has read.
+pub(super) fn has_read(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
+    let status = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner());
+    let Some(digest) = status.and_then(|status| status.config_digest.as_ref()) else { return true };
+    let Ok(objects) = reconciled.rendered else { return false };
+    let mut texts = objects.iter().filter_map(configuration).peekable();
+    texts.peek().is_none() || texts.any(|text| ConfigFile::digest(text) == *digest)
+}
+
+/// Whether the runner says that the guest does not have all of its configuration.
+fn is_missing_something(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
+    let Some(status) = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner()) else { return false };
+    status.pending_changes.iter().any(|change| !change.path.starts_with(PREFIX))
+        || conditions::find(&status.conditions, CHANGES_APPLIED).is_some_and(|applied| applied.status == "False")
 }
 
 /// The runner's configuration in an object.

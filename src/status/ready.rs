@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{
     Pods, Problem, Reconciled, current_conditions,
+    generation::has_read,
     guest::Guest,
     guest::{is_lost, runner_statuses},
     not_rendered, string,
@@ -77,7 +78,9 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
     let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
-        (Wanted::Up, Some(_)) if guest.is_up && reconciled.vm.spec.vm.paused => not_ready(pausing(guest)),
+        (Wanted::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
+            not_ready(pausing(guest, has_read(reconciled, pod)))
+        }
         (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
             Some(problem) => not_ready(problem),
             None => ready_as(Reason::Running, &running(&plan.power)),
@@ -85,6 +88,9 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
         (Wanted::Up, Some(pod)) => match starting(reconciled, pod) {
             Problem { reason: Reason::Paused, .. } if reconciled.vm.spec.vm.paused => {
                 ready_as(Reason::Paused, "the guest is paused, as the VM's spec wants it")
+            }
+            Problem { reason: Reason::Paused, .. } if was_to_be_paused(reconciled.vm) && !has_read(reconciled, pod) => {
+                not_ready(Problem::new(Reason::Resuming, "the runner lets the paused guest go on next"))
             }
             problem => not_ready(problem),
         },
@@ -109,11 +115,23 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
     }
 }
 
-/// The guest runs and should be paused.
-fn pausing(guest: &Guest<'_>) -> Problem {
+/// Whether the guest is paused because an earlier spec wanted that, and nobody has paused it by hand.
+fn was_to_be_paused(vm: &VirtualMachine) -> bool {
+    conditions::find(current_conditions(vm), READY).is_some_and(|ready| match conditions::reason(ready) {
+        Some(Reason::Paused) => ready.status == "True",
+        reason => matches!(reason, Some(Reason::Pausing | Reason::Resuming)),
+    })
+}
+
+/// The guest runs and should be paused. If the runner has read that, it has done it, and somebody has let the guest go on.
+fn pausing(guest: &Guest<'_>, has_read: bool) -> Problem {
     device_problem(guest).or_else(|| refused_change(guest)).unwrap_or_else(|| {
-        let message = "spec.vm.paused is set, and the guest runs: the runner pauses it next; or somebody has let it go on with vm-runner ctl \
-                       resume; or the runner's image is older than this field";
+        let message = if has_read {
+            "spec.vm.paused is set, and the guest runs: somebody has let it go on with vm-runner ctl resume, or the runner's image is older than \
+             this field"
+        } else {
+            "the runner pauses the guest next"
+        };
         Problem::new(Reason::Pausing, message)
     })
 }

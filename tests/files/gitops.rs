@@ -165,6 +165,7 @@ fn each_reason_of_ready_has_a_health() {
         MountMissing,
         SecretRefused,
         Pausing,
+        Resuming,
     ];
     let page = text("docs/gitops.md");
     let listed = page.split("are Degraded: ").nth(1).unwrap().split('.').next().unwrap();

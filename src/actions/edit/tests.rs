@@ -17,7 +17,7 @@ fn stored(edit: impl FnOnce(&mut Value)) -> (DynamicObject, VirtualMachine) {
 fn decided(vm: &(DynamicObject, VirtualMachine), edit: &Edit) -> String {
     match decide(&vm.0, &vm.1, edit, false) {
         Ok(Decision::Unchanged(why)) => format!("unchanged: {why}"),
-        Ok(Decision::Write { patch, what, effect, volume: _, note, applier: _ }) => {
+        Ok(Decision::Write { patch, what, effect, about: _, note, applier: _ }) => {
             assert_eq!(patch["metadata"]["uid"], "apple-uid");
             let version = if patch["metadata"]["resourceVersion"] == "7" { " (version 7)" } else { "" };
             let note = note.map(|note| format!("\n  note: {note}")).unwrap_or_default();
@@ -183,35 +183,60 @@ fn a_vm_that_goes_or_cant_be_read_is_left_alone() {
 
 #[test]
 fn what_became_of_a_change_is_in_the_status() {
-    let with = |status: Value| {
-        let (_, vm) = stored(|vm| vm["status"] = status);
-        outcome(&vm, Some("core-disk"))
-    };
-    let pending = json!([{ "path": "config.yaml/vm.maximumCpus", "reason": "r" }]);
+    use Effect::{AtOnce, NextStart};
+
+    let pending = json!([
+        { "path": "config.yaml/vm.maximumCpus", "reason": "r" },
+        { "path": "config.yaml/vm.drives", "reason": "r", "current": [{ "type": "raw" }, { "type": "ide-cd" }] },
+        { "path": "objects/Pod/spec.volumes[data-disk]", "reason": "r" },
+    ]);
     let condition = json!({ "type": "ChangesApplied", "status": "False", "reason": "ChangeFailed", "message": "no such file", "lastTransitionTime": "2026-01-01T00:00:00Z" });
     let growth = json!([
         { "name": "apple-core-disk", "findings": [{ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no", "generation": 3 }] },
         { "name": "apple-other-disk", "findings": [{ "reason": "ClaimLost" }] },
     ]);
-    for (status, words, is_well) in [
-        (json!({ "created": true }), "the running guest has it", true),
-        (json!({ "created": false }), "the guest gets it when it starts", true),
+    let disk = |volume: &str, grows: bool| About::Disk { volume: volume.into(), grows };
+    let waiting = || json!({ "created": true, "cpus": 1, "ram": "4Gi", "pendingChanges": pending });
+    let refused = || json!({ "created": true, "cpus": 2, "ram": "3Gi", "conditions": [condition] });
+    let restart = "waits for a restart";
+    for (status, about, effect, words, is_well) in [
+        (json!({ "created": true, "ram": "4Gi" }), About::Ram, AtOnce, "the running guest has it", true),
         (
-            json!({ "created": true, "pendingChanges": pending }),
-            "waits for a restart: config.yaml/vm.maximumCpus",
+            json!({ "created": true, "cpus": 1 }),
+            About::Cpus,
+            AtOnce,
+            "the running guest is asked for it, and has 1 now",
             true,
         ),
+        (json!({ "created": true }), About::Ram, AtOnce, "the running guest is asked for it", true),
+        (refused(), About::Ram, AtOnce, "the running guest is asked for it, and has 3Gi now", true),
+        (refused(), About::Cpus, AtOnce, "the running guest has it", true),
+        (refused(), About::Drive(0), AtOnce, "not all is as it should be: no such file", false),
+        (refused(), disk("core-disk", true), NextStart, restart, true),
+        (json!({ "created": false }), disk("core-disk", true), NextStart, "the guest gets it when it starts", true),
+        (waiting(), About::Cpus, NextStart, "waits for a restart: config.yaml/vm.maximumCpus", true),
+        (waiting(), About::Ram, AtOnce, "the running guest has it", true),
+        // The runner of the VM-Operator does not say what waits.
+        (waiting(), About::Ram, NextStart, restart, true),
+        (waiting(), About::Drive(0), AtOnce, "the running guest has it", true),
+        (waiting(), About::Drive(1), AtOnce, "waits for a restart: config.yaml/vm.drives", true),
         (
-            json!({ "created": true, "conditions": [condition] }),
-            "the running guest does not get it: no such file",
-            false,
+            waiting(),
+            disk("data-disk", false),
+            NextStart,
+            "waits for a restart: config.yaml/vm.drives, objects/Pod/spec.volumes[data-disk]",
+            true,
         ),
+        (waiting(), disk("core-disk", true), NextStart, restart, true),
         (
             json!({ "created": false, "claims": growth }),
+            disk("core-disk", true),
+            NextStart,
             "the guest gets it when it starts; claim apple-core-disk can't grow from 1Gi to 2Gi: no (tried again when the VM's spec changes)",
             false,
         ),
     ] {
-        assert_eq!(with(status), (words.to_owned(), is_well));
+        let (_, vm) = stored(|vm| vm["status"] = status.clone());
+        assert_eq!(outcome(&vm, &about, effect), (words.to_owned(), is_well), "{status} {about:?}");
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::api::{PowerState, VirtualMachine, VirtualMachineStatus, conditions};
+use crate::{
+    actions::edit::{About, Effect, is_there},
+    api::{PowerState, Reason, VirtualMachine, VirtualMachineStatus, conditions, status::Phase},
+};
 
 /// What a VM should come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +26,16 @@ pub(in crate::cli) enum Goal {
     Restarted { former: Option<String> },
     /// It is Ready again, in another Pod than that, and its guest has booted if that is awaited. If somebody stops it meanwhile, that is all.
     RolledOut { former: Option<String>, booted: bool },
-    /// Manager and runner have seen the spec: the guest has it, or what it does not have waits for its next start.
-    Taken,
+    /// The guest is paused.
+    Paused,
+    /// The runner has reset the guest this often.
+    Reset { count: u32 },
+    /// The guest has been asked to reboot this often.
+    Rebooted { count: u32 },
+    /// Manager and runner have seen a change: the guest has it, or it waits for the next start, or is refused.
+    Taken { about: About, effect: Effect },
+    /// The guest has the CPUs or the memory that its spec wants.
+    There { about: About },
     /// A condition has this status.
     Condition { type_: String, status: String },
 }
@@ -38,11 +49,12 @@ impl FromStr for Goal {
             "stopped" => Self::Stopped,
             "booted" => Self::Booted,
             "ready" => Self::Ready,
+            "paused" => Self::Paused,
             "deleted" | "delete" => Self::Deleted,
             _ => {
                 let condition = text.strip_prefix("condition=").filter(|condition| !condition.is_empty());
-                let condition =
-                    condition.ok_or("write running, stopped, booted, ready, deleted, or condition=TYPE[=STATUS]")?;
+                let condition = condition
+                    .ok_or("write running, stopped, booted, ready, paused, deleted, or condition=TYPE[=STATUS]")?;
                 let (type_, status) = condition.split_once('=').unwrap_or((condition, "True"));
                 Self::Condition { type_: type_.into(), status: status.into() }
             }
@@ -61,7 +73,11 @@ impl fmt::Display for Goal {
             Self::Restarted { .. } => "restarted",
             Self::RolledOut { booted: false, .. } => "ready again",
             Self::RolledOut { booted: true, .. } => "ready and booted again",
-            Self::Taken => "taken",
+            Self::Paused => "paused",
+            Self::Reset { .. } => "reset",
+            Self::Rebooted { .. } => "asked to reboot",
+            Self::Taken { .. } => "taken",
+            Self::There { .. } => "as wanted",
             Self::Condition { type_, status } => return write!(f, "{type_}={status}"),
         })
     }
@@ -103,12 +119,25 @@ impl Goal {
                     && has(status, conditions::READY, "True")
                     && (!booted || has(status, conditions::BOOTED, "True"))
             }
-            Self::Taken => {
-                status.created != Some(true)
-                    || !status.pending_changes.is_empty()
-                    || status.guest_generation >= vm.metadata.generation
-                    || has(status, conditions::CHANGES_APPLIED, "False")
+            Self::Paused | Self::Reset { .. } | Self::Rebooted { .. }
+                if status.created == Some(false) && is_to_be_down(vm, status) =>
+            {
+                return Verdict::Hardly("it is stopped");
             }
+            Self::Paused => {
+                let running = conditions::find(&status.conditions, conditions::RUNNING);
+                let is_paused = running.and_then(conditions::reason) == Some(Reason::Paused);
+                is_paused && status.phase.as_deref() == Some(Phase::Paused.as_str())
+            }
+            Self::Reset { count } => status.reset_count.is_some_and(|done| done >= *count),
+            Self::Rebooted { count } => status.reboot_count.is_some_and(|done| done >= *count),
+            Self::Taken { about, effect } => {
+                let is_pending = status.pending_changes.iter().any(|change| about.is(change));
+                status.created != Some(true)
+                    || status.guest_generation.max(status.taken_generation) >= vm.metadata.generation
+                    || (*effect == Effect::NextStart && is_pending)
+            }
+            Self::There { about } => is_there(vm, about),
             Self::Condition { type_, status: wanted } => has(status, type_, wanted),
         };
         if is_reached { Verdict::Reached } else { Verdict::NotYet }
@@ -176,7 +205,8 @@ mod tests {
             (Goal::Ready, true, false),
             (Goal::Deleted, false, false),
             (restarted("pod-1"), true, false),
-            (Goal::Taken, false, true),
+            (Goal::Paused, false, false),
+            (Goal::Taken { about: About::Ram, effect: Effect::AtOnce }, false, true),
             (restarted("pod-2"), false, false),
             ("condition=odd=unknown".parse().unwrap(), false, false),
             ("condition=Odd=unknown".parse().unwrap(), true, false),
@@ -240,6 +270,31 @@ mod tests {
     }
 
     #[test]
+    fn pauses_and_resets_are_reached_when_the_runner_says_so() {
+        let mut running = condition("Running", "False");
+        running["reason"] = "Paused".into();
+        let paused = with(
+            json!({ "created": true, "phase": "Paused", "conditions": [running], "resetCount": 2, "rebootCount": 1 }),
+        );
+        for (goal, is_reached) in [
+            (Goal::Paused, true),
+            ("paused".parse().unwrap(), true),
+            (Goal::Reset { count: 2 }, true),
+            (Goal::Reset { count: 3 }, false),
+            (Goal::Rebooted { count: 1 }, true),
+            (Goal::Rebooted { count: 2 }, false),
+        ] {
+            let expected = if is_reached { Verdict::Reached } else { Verdict::NotYet };
+            assert_eq!(goal.verdict(Some(&paused)), expected, "{goal:?}");
+        }
+        let mut stopped = with(json!({ "created": false }));
+        stopped.spec.vm.state = PowerState::Stopped;
+        assert_eq!(Goal::Paused.verdict(Some(&stopped)), Verdict::Hardly("it is stopped"));
+        let panicked = with(json!({ "created": true, "phase": "Paused" }));
+        assert_eq!(Goal::Paused.verdict(Some(&panicked)), Verdict::NotYet);
+    }
+
+    #[test]
     fn a_change_is_taken_when_the_guest_has_it_or_it_waits() {
         let condition = condition("ChangesApplied", "False");
         for (status, is_taken) in [
@@ -247,11 +302,21 @@ mod tests {
             (json!({ "created": true }), false),
             (json!({ "created": true, "guestGeneration": 2 }), false),
             (json!({ "created": true, "guestGeneration": 3 }), true),
-            (json!({ "created": true, "pendingChanges": [{ "path": "p", "reason": "r" }] }), true),
-            (json!({ "created": true, "conditions": [condition] }), true),
+            (json!({ "created": true, "guestGeneration": 2, "takenGeneration": 3 }), true),
+            (
+                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumRam", "reason": "r" }] }),
+                true,
+            ),
+            (
+                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumCpus", "reason": "r" }] }),
+                false,
+            ),
+            // That is about a CD.
+            (json!({ "created": true, "conditions": [condition] }), false),
         ] {
             let expected = if is_taken { Verdict::Reached } else { Verdict::NotYet };
-            assert_eq!(Goal::Taken.verdict(Some(&with(status.clone()))), expected, "{status}");
+            let goal = Goal::Taken { about: About::Ram, effect: Effect::NextStart };
+            assert_eq!(goal.verdict(Some(&with(status.clone()))), expected, "{status}");
         }
     }
 

@@ -41,22 +41,28 @@ fn running_and_booted_are_about_the_spec_that_the_guest_has() {
     let waits = |vm: &mut Value| {
         vm["status"]["pendingChanges"] = json!([{ "path": "config.yaml/vm.maximumCpus", "reason": "why" }]);
     };
-    for (what, vm, observed, expected) in [
-        ("the guest has everything", up(&|_| ()), plain(), Some(3)),
-        ("the first report", up(&|vm| vm["status"]["guestGeneration"] = Value::Null), plain(), Some(3)),
-        ("config.yaml is not read yet", up(&|vm| vm["status"]["configDigest"] = json!("old")), plain(), Some(2)),
-        ("a setting waits for QEMU's start", up(&waits), plain(), Some(2)),
-        ("the Pod's spec waits for its start", up(&on_another_node), plain(), Some(2)),
-        ("a restart is requested", up(&restarted), plain(), Some(2)),
-        ("the guest of another Pod", up(&|vm| vm["status"]["podUid"] = json!("another")), plain(), Some(2)),
-        ("the Pod is being replaced", up(&|_| ()), being_deleted(), Some(2)),
-        ("the VM is being stopped", up(&stopped), plain(), Some(2)),
-        ("no Pod", up(&|_| ()), nothing(), None),
-        ("a runner that says nothing", up(&|vm| vm["status"]["configDigest"] = Value::Null), plain(), Some(3)),
-        ("a status of the future", up(&|vm| vm["status"]["guestGeneration"] = json!(9)), being_deleted(), Some(3)),
+    for (what, vm, observed, expected, taken) in [
+        ("the guest has everything", up(&|_| ()), plain(), Some(3), None),
+        ("the first report", up(&|vm| vm["status"]["guestGeneration"] = Value::Null), plain(), Some(3), None),
+        ("config.yaml is not read yet", up(&|vm| vm["status"]["configDigest"] = json!("old")), plain(), Some(2), None),
+        ("a setting waits for QEMU's start", up(&waits), plain(), Some(2), Some(3)),
+        ("the Pod's spec waits for its start", up(&on_another_node), plain(), Some(2), Some(3)),
+        ("a restart is requested", up(&restarted), plain(), Some(2), None),
+        ("the guest of another Pod", up(&|vm| vm["status"]["podUid"] = json!("another")), plain(), Some(2), None),
+        ("the Pod is being replaced", up(&|_| ()), being_deleted(), Some(2), None),
+        ("the VM is being stopped", up(&stopped), plain(), Some(2), None),
+        ("no Pod", up(&|_| ()), nothing(), None, None),
+        ("a runner that says nothing", up(&|vm| vm["status"]["configDigest"] = Value::Null), plain(), Some(3), None),
+        (
+            "a status of the future",
+            up(&|vm| vm["status"]["guestGeneration"] = json!(9)),
+            being_deleted(),
+            Some(3),
+            None,
+        ),
     ] {
         let status = reconcile(&vm, &observed, false).0;
-        assert_eq!(status.guest_generation, expected, "{what}");
+        assert_eq!((status.guest_generation, status.taken_generation), (expected, taken), "{what}");
         // The manager applies it to the runner's conditions, and to its own.
         let applied = crate::ownership::status_to_apply(&vm, &status);
         let conditions = applied["conditions"].as_array().unwrap();

@@ -207,6 +207,25 @@ fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
     let not_yet = reported(true, |vm| vm["spec"]["vm"]["paused"] = json!(true));
     assert_eq!(short(&derive(&not_yet, &cluster(|_, _| ()))), "Running true Ready=False Pausing");
 
+    // The runner has not read yet what the spec wants now, so nobody has acted by hand.
+    let unread = |is_up: bool, wants_pause: bool| {
+        reported(is_up, |vm| {
+            if !is_up {
+                vm["status"]["conditions"][0]["reason"] = json!("Paused");
+            }
+            let paused = json!({ "type": "Ready", "status": "True", "reason": "Paused", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            vm["status"]["conditions"].as_array_mut().unwrap().push(paused);
+            vm["status"]["podUid"] = json!("Pod-apple");
+            vm["status"]["configDigest"] = json!("old");
+            vm["spec"]["vm"]["paused"] = json!(wants_pause);
+        })
+    };
+    let goes_on = derive(&unread(false, false), &cluster(|_, _| ()));
+    assert_eq!(short(&goes_on), "Paused false Ready=False Resuming");
+    let pauses = derive(&unread(true, true), &cluster(|_, _| ()));
+    assert_eq!(short(&pauses), "Running true Ready=False Pausing");
+    assert!(pauses.to_string().contains("the runner pauses the guest next"), "{pauses}");
+
     let creating = |scheduled: &str, reason: &str| {
         pod(json!({
             "phase": "Pending",

@@ -454,6 +454,38 @@ mod tests {
         }
     }
 
+    /// The blocks of the pages that a test records on a node.
+    fn recorded() -> String {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let files = files.filter(|file| file.extension().is_some_and(|end| end == "md"));
+        let pages: Vec<String> = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
+        let blocks = pages.iter().flat_map(|page| page.split("<!-- recorded: ").skip(1));
+        blocks.filter_map(|block| block.split("```").nth(1)).collect()
+    }
+
+    #[test]
+    fn every_command_is_recorded_on_a_node() {
+        // Those that ask no cluster: docs/templates.md has them. `diff` is tried by the tests of templates.
+        let elsewhere = ["version", "render", "diff", "lint", "templates", "crds", "completion", "help", "man"];
+        let recorded = recorded();
+        let typed = |words: &str| {
+            let mut lines = recorded.lines().filter(|line| line.starts_with("$ "));
+            lines.any(|line| {
+                line.contains(&format!("kubectl vm {words} ")) || line.ends_with(&format!("kubectl vm {words}"))
+            })
+        };
+        let commands = Arguments::command();
+        for command in commands.get_subcommands().filter(|command| !elsewhere.contains(&command.get_name())) {
+            let (name, parts) = (command.get_name(), command.get_subcommands().collect::<Vec<_>>());
+            assert!(!parts.is_empty() || typed(name), "no recorded block has `kubectl vm {name}`");
+            for part in parts {
+                let words = format!("{name} {}", part.get_name());
+                assert!(typed(&words), "no recorded block has `kubectl vm {words}`");
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_closed_pipe_ends_a_command_successfully() {
         struct Full(usize);

@@ -12,6 +12,10 @@ mod devices;
 mod explain;
 #[path = "node/mended.rs"]
 mod mended;
+#[path = "node/page.rs"]
+mod page;
+#[path = "node/pages.rs"]
+mod pages;
 #[path = "node/recipes.rs"]
 mod recipes;
 #[path = "support/spice.rs"]
@@ -75,11 +79,15 @@ struct Stage {
 
 impl Stage {
     async fn set(test: &str) -> Self {
+        Self::on(Cluster::with_node().namespace(test).await).await
+    }
+
+    /// In that namespace.
+    async fn on(namespace: TestNamespace) -> Self {
         static IMAGES: OnceLock<()> = OnceLock::new();
         let cluster = Cluster::with_node();
         IMAGES.get_or_init(|| cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>()));
         install_crds(cluster).await;
-        let namespace = cluster.namespace(test).await;
         deploy(cluster, &namespace);
         let client = cluster.client().await;
         let vms = Api::namespaced(client.clone(), namespace.name());

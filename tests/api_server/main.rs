@@ -38,7 +38,6 @@ mod migrate_check;
 // The commands of `kubectl vm` for every day.
 mod commands;
 // What their page shows.
-mod commands_page;
 // How `kubectl vm` leads to guests: connections, ssh, Services.
 mod reach;
 // And those for CPUs, memory, CDs and disks.

@@ -226,28 +226,3 @@ async fn the_manager_ends_assignments_and_finishes_starts() {
     .await;
     assert_eq!(holder(&vm(&ns, "pear").await).as_deref(), Some("of-pear"), "what can't be read takes nothing away");
 }
-
-#[tokio::test]
-async fn the_page_about_pools_shows_what_the_commands_print() {
-    let ns = ManagedNamespace::new("pool-page").await;
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/example/pools");
-    ns.namespace.kubectl(&["apply", "--filename", folder]);
-    for number in 1..=3 {
-        ns.vm_with_reason(&format!("desktop-{number}"), "StoppedAsRequested").await;
-    }
-    let page = include_str!("../../docs/pools.md").split("## The commands").nth(1).unwrap();
-    let block = page.split("```\n").nth(1).unwrap().replace(" in vms:", &format!(" in {}:", ns.namespace.name()));
-    // Times are those of the day.
-    let without_times = |text: &str| {
-        let times = regex::Regex::new("[0-9]{4}-[0-9T:-]{14}Z").unwrap();
-        times.replace_all(text, "TIME").into_owned()
-    };
-    let mut count = 0;
-    for shown in block.split("$ kubectl vm ").skip(1) {
-        let (command, expected) = shown.split_once('\n').unwrap();
-        let arguments: Vec<_> = command.split(' ').collect();
-        assert_eq!(without_times(&succeeds(&ns, &arguments)), without_times(expected), "{command}");
-        count += 1;
-    }
-    assert_eq!(count, 4);
-}

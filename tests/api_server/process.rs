@@ -379,7 +379,9 @@ async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
     manager.wait_until_ready("[+] vms: 0 listed").await;
     ns.create_vm("apple");
     let vms: Api<VirtualMachine> = ns.api();
-    eventually("a Pod", LIMIT, async || ns.api::<Pod>().get_opt("apple").await.unwrap()).await;
+    // An event is recorded before the status is written.
+    let has_status = async || vms.get("apple").await.unwrap().status?.created.filter(|created| *created);
+    eventually("a status with a Pod", LIMIT, has_status).await;
     manager.signal(Signal::TERM);
     assert!(manager.wait_for_end().await.success());
     let events = ns.api::<Event>().list(&ListParams::default()).await.unwrap();

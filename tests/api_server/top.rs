@@ -1,27 +1,13 @@
 //! `kubectl vm top` in a real terminal (a pseudo-terminal), on a real API server. A program named kubectl plays what runs in the Pods.
 
-use std::{
-    ffi::OsString,
-    fs::{self, File},
-    io::{Read, Write},
-    num::NonZero,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    process::{Child, Stdio},
-    sync::{Arc, Mutex},
-    thread,
-};
+use std::{ffi::OsString, fs, os::unix::fs::PermissionsExt, path::Path};
 
-use rustix::{
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Winsize, tcsetwinsize},
-};
 use serde_json::Value;
 use vm_operator::api::PowerState;
 
 use crate::{
     commands::{command, ns, printed, up, vm},
-    support::{cluster::eventually, managed_namespace::LIMIT},
+    support::{cluster::eventually, managed_namespace::LIMIT, terminal::Screen},
 };
 
 /// Prints the figures of a guest that keeps one and a half CPUs busy, for the Pod apple; of another Pod nobody may know.
@@ -44,52 +30,6 @@ fn with_kubectl(folder: &Path) -> OsString {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::join_paths([folder.to_owned()].into_iter().chain(std::env::split_paths(&path))).unwrap()
-}
-
-/// The size of the terminal.
-const ROWS: NonZero<u16> = NonZero::new(10).unwrap();
-const COLUMNS: NonZero<u16> = NonZero::new(100).unwrap();
-
-/// A terminal, and what is on its screen.
-struct Screen {
-    keyboard: File,
-    parser: Arc<Mutex<vt100::Parser>>,
-}
-
-impl Screen {
-    fn open(mut program: std::process::Command) -> (Self, Child) {
-        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&terminal).unwrap();
-        unlockpt(&terminal).unwrap();
-        tcsetwinsize(&terminal, Winsize { ws_row: ROWS.get(), ws_col: COLUMNS.get(), ws_xpixel: 0, ws_ypixel: 0 })
-            .unwrap();
-        let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
-        let side = || File::options().read(true).write(true).open(&name).unwrap();
-        program.stdin(Stdio::from(side())).stdout(Stdio::from(side())).stderr(Stdio::from(side()));
-        let child = program.spawn().unwrap();
-        let parser = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
-        let (mut output, seen) = (File::from(terminal.try_clone().unwrap()), parser.clone());
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            // Linux reports an error when nobody has the other side any more.
-            while let Ok(count @ 1..) = output.read(&mut bytes) {
-                seen.lock().unwrap().process(&bytes[..count]);
-            }
-        });
-        (Self { keyboard: File::from(terminal), parser }, child)
-    }
-
-    fn text(&self) -> String {
-        self.parser.lock().unwrap().screen().contents()
-    }
-
-    async fn shows(&self, what: &str) {
-        eventually(&format!("{what} on the screen"), LIMIT, async || self.text().contains(what).then_some(())).await;
-    }
-
-    fn press(&mut self, key: &str) {
-        self.keyboard.write_all(key.as_bytes()).unwrap();
-    }
 }
 
 #[tokio::test]
@@ -120,7 +60,7 @@ async fn top_shows_what_guests_use_and_keys_stop_them() {
     let missing = printed(top(&["plum"]).output().unwrap());
     assert_eq!((missing.code, missing.data.as_str()), (1, ""), "{missing:?}");
 
-    let (mut screen, mut child) = Screen::open(top(&[]));
+    let (mut screen, mut child) = Screen::open(top(&[]), 10, 100);
     screen.shows("150%").await;
     screen.shows("2 VMs, 2 running, by cpu").await;
     screen.press("j");
@@ -141,8 +81,5 @@ async fn top_shows_what_guests_use_and_keys_stop_them() {
     screen.press("q");
     let status = eventually("the end", LIMIT, async || child.try_wait().unwrap()).await;
     assert!(status.success(), "{status}");
-    eventually("the screen as it was", LIMIT, async || {
-        (!screen.parser.lock().unwrap().screen().alternate_screen()).then_some(())
-    })
-    .await;
+    eventually("the screen as it was", LIMIT, async || (!screen.is_alternate()).then_some(())).await;
 }

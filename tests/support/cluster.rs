@@ -110,7 +110,12 @@ impl Cluster {
     pub async fn namespace(&'static self, test: &str) -> TestNamespace {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}-{}-{number}", test.replace('_', "-"), std::process::id());
+        self.namespace_called(&format!("{}-{}-{number}", test.replace('_', "-"), std::process::id())).await
+    }
+
+    /// A new namespace of that name, which no other test may use.
+    pub async fn namespace_called(&'static self, name: &str) -> TestNamespace {
+        let name = name.to_owned();
         let client = self.client().await;
         let namespace =
             Namespace { metadata: ObjectMeta { name: Some(name.clone()), ..Default::default() }, ..Default::default() };

@@ -9,4 +9,6 @@ pub mod manager;
 pub mod proxy;
 pub mod requests;
 #[cfg(feature = "dev")]
+pub mod terminal;
+#[cfg(feature = "dev")]
 pub mod webhook;

@@ -69,6 +69,8 @@ const REQUIREMENTS: &[Requirement] = &[
     need("qemu-img", "qemu-utils", "disks over images", &[Purpose::Tests]),
     need("swtpm", "swtpm", "the VMs' TPM", &[Purpose::Tests]),
     need("passt", "passt", "connects VMs with the network of their Pod", &[Purpose::Tests]),
+    need("ssh", "openssh-client", "logs in to guests", &[Purpose::Tests]),
+    need("curl", "curl", "asks the guests' web servers", &[Purpose::Tests]),
     need("nsenter", "util-linux", "network namespaces of the tests' own", &[Purpose::Tests]),
     need(
         "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",

@@ -119,14 +119,15 @@ pub enum About {
 }
 
 impl About {
-    /// Whether a change that waits for the next start is this one, or a part of it.
-    pub fn is(&self, pending: &PendingChange) -> bool {
+    /// Whether a change that waits for the next start is this one, or a part of it. What takes effect at once is no part of a maximum.
+    pub fn is(&self, pending: &PendingChange, effect: Effect) -> bool {
         let path = pending.path.as_str();
         // Which drives QEMU has been started with.
         let of_drives = path == "config.yaml/vm.drives";
         match self {
-            Self::Cpus => ["config.yaml/vm.currentCpus", "config.yaml/vm.maximumCpus"].contains(&path),
-            Self::Ram => path == "config.yaml/vm.maximumRam",
+            Self::Cpus if path == "config.yaml/vm.maximumCpus" => effect == Effect::NextStart,
+            Self::Cpus => path == "config.yaml/vm.currentCpus",
+            Self::Ram => path == "config.yaml/vm.maximumRam" && effect == Effect::NextStart,
             // A long value is left out.
             Self::Drive(number) => pending.current.as_ref().and_then(Value::as_array).is_some_and(|drives| {
                 of_drives && drives.iter().filter(|drive| drive["type"] == "ide-cd").count() <= *number
@@ -411,7 +412,7 @@ pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, b
     let findings = of_disk.flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
     let is_growth_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);
     let pending: Vec<&str> =
-        status.pending_changes.iter().filter(|it| about.is(it)).map(|change| change.path.as_str()).collect();
+        status.pending_changes.iter().filter(|it| about.is(it, effect)).map(|change| change.path.as_str()).collect();
     // Only what is not done to CDs, pauses and reboots is in this condition.
     let refused = conditions::find(&status.conditions, conditions::CHANGES_APPLIED)
         .filter(|applied| applied.status == "False" && matches!(about, About::Drive(_)));

@@ -193,7 +193,11 @@ async fn became(client: &Client, end: Ended, about: &About, effect: Effect, begi
     match end {
         Ended::Reached { vm: Some(vm), .. } => {
             let mut vm = *vm;
-            let is_asked = effect == Effect::AtOnce && vm.status.as_ref().is_some_and(|it| it.created == Some(true));
+            let is_asked = effect == Effect::AtOnce
+                && vm.status.as_ref().is_some_and(|status| {
+                    let waits = status.pending_changes.iter().any(|change| about.is(change, effect));
+                    status.created == Some(true) && !waits
+                });
             if is_asked && !is_there(&vm, about) {
                 let goal = Goal::There { about: about.clone() };
                 vm = wait::see(client, vm.clone(), &goal, GIVES).await.unwrap_or(vm);

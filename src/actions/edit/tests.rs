@@ -187,6 +187,7 @@ fn what_became_of_a_change_is_in_the_status() {
 
     let pending = json!([
         { "path": "config.yaml/vm.maximumCpus", "reason": "r" },
+        { "path": "config.yaml/vm.maximumRam", "reason": "r" },
         { "path": "config.yaml/vm.drives", "reason": "r", "current": [{ "type": "raw" }, { "type": "ide-cd" }] },
         { "path": "objects/Pod/spec.volumes[data-disk]", "reason": "r" },
     ]);
@@ -215,9 +216,18 @@ fn what_became_of_a_change_is_in_the_status() {
         (refused(), disk("core-disk", true), NextStart, restart, true),
         (json!({ "created": false }), disk("core-disk", true), NextStart, "the guest gets it when it starts", true),
         (waiting(), About::Cpus, NextStart, "waits for a restart: config.yaml/vm.maximumCpus", true),
+        (waiting(), About::Cpus, AtOnce, "the running guest is asked for it, and has 1 now", true),
         (waiting(), About::Ram, AtOnce, "the running guest has it", true),
+        (waiting(), About::Ram, NextStart, "waits for a restart: config.yaml/vm.maximumRam", true),
         // The runner of the VM-Operator does not say what waits.
-        (waiting(), About::Ram, NextStart, restart, true),
+        (json!({ "created": true }), About::Ram, NextStart, restart, true),
+        (
+            json!({ "created": true, "cpus": 2, "pendingChanges": [{ "path": "config.yaml/vm.currentCpus", "reason": "r" }] }),
+            About::Cpus,
+            AtOnce,
+            "waits for a restart: config.yaml/vm.currentCpus",
+            true,
+        ),
         (waiting(), About::Drive(0), AtOnce, "the running guest has it", true),
         (waiting(), About::Drive(1), AtOnce, "waits for a restart: config.yaml/vm.drives", true),
         (

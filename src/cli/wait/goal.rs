@@ -132,7 +132,7 @@ impl Goal {
             Self::Reset { count } => status.reset_count.is_some_and(|done| done >= *count),
             Self::Rebooted { count } => status.reboot_count.is_some_and(|done| done >= *count),
             Self::Taken { about, effect } => {
-                let is_pending = status.pending_changes.iter().any(|change| about.is(change));
+                let is_pending = status.pending_changes.iter().any(|change| about.is(change, *effect));
                 status.created != Some(true)
                     || status.guest_generation.max(status.taken_generation) >= vm.metadata.generation
                     || (*effect == Effect::NextStart && is_pending)

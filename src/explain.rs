@@ -52,6 +52,7 @@ mod guest;
 pub mod neighbours;
 pub mod page;
 mod pod;
+mod scheduler;
 pub mod surroundings;
 mod taint;
 mod terms;
@@ -354,7 +355,7 @@ fn first_cause(facts: &Facts) -> Option<Finding> {
         before_pod::template,
         before_pod::server,
         before_pod::claims,
-        pod::scheduler,
+        scheduler::scheduler,
         pod::kubelet,
         pod::qemu,
     ];

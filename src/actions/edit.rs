@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::create::LEAST_DISK;
 use crate::{
-    api::{PendingChange, Quantity, Reason, VirtualMachine, conditions},
+    api::{PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus, conditions},
     claims,
     ownership::{self, Applier},
 };
@@ -403,6 +403,20 @@ fn of_claim(size: &Quantity) -> String {
     size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
 }
 
+/// The parts of a change that wait for the next start, as paths.
+fn waiting<'a>(status: &'a VirtualMachineStatus, about: &About, effect: Effect) -> Vec<&'a str> {
+    let own = status.pending_changes.iter().filter(|pending| about.is(pending, effect));
+    own.map(|pending| pending.path.as_str()).collect()
+}
+
+/// Whether the running guest was asked for a change, and has not got it. It may need a moment to give memory or a CPU back, or never do it.
+pub fn is_asked(vm: &VirtualMachine, about: &About, effect: Effect) -> bool {
+    let asks = |status: &VirtualMachineStatus| {
+        status.created == Some(true) && effect == Effect::AtOnce && waiting(status, about, effect).is_empty()
+    };
+    vm.status.as_ref().is_some_and(asks) && !is_there(vm, about)
+}
+
 /// What became of a change, in the words of manager and runner, when they have seen it; with what the manager says about the claim of a disk. The second
 /// value: it is as it should be, or will be at the next start.
 pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, bool) {
@@ -411,26 +425,21 @@ pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, b
     let of_disk = status.claims.iter().filter(|claim| !claim.unused && names.contains(&claim.name));
     let findings = of_disk.flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
     let is_growth_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);
-    let pending: Vec<&str> =
-        status.pending_changes.iter().filter(|it| about.is(it, effect)).map(|change| change.path.as_str()).collect();
     // Only what is not done to CDs, pauses and reboots is in this condition.
     let refused = conditions::find(&status.conditions, conditions::CHANGES_APPLIED)
         .filter(|applied| applied.status == "False" && matches!(about, About::Drive(_)));
-    let is_there = is_there(vm, about);
-    let words = match (status.created, effect) {
-        (Some(true), Effect::AtOnce) if pending.is_empty() => match (refused, about) {
-            (Some(refused), _) => return (format!("not all is as it should be: {}", refused.message), false),
-            (None, _) if !is_there => {
-                let has =
-                    if *about == About::Cpus { status.cpus.map(|cpus| cpus.to_string()) } else { status.ram.clone() };
-                let has = has.map(|has| format!(", and has {has} now")).unwrap_or_default();
-                format!("the running guest is asked for it{has}")
-            }
-            (None, _) => "the running guest has it".into(),
-        },
-        (Some(true), _) if pending.is_empty() => "waits for a restart".into(),
-        (Some(true), _) => format!("waits for a restart: {}", pending.join(", ")),
-        _ => "the guest gets it when it starts".into(),
+    let waiting = waiting(status, about, effect);
+    let words = match refused {
+        _ if status.created != Some(true) => "the guest gets it when it starts".into(),
+        _ if !waiting.is_empty() => format!("waits for a restart: {}", waiting.join(", ")),
+        _ if effect == Effect::NextStart => "waits for a restart".into(),
+        Some(refused) => return (format!("not all is as it should be: {}", refused.message), false),
+        None if is_asked(vm, about, effect) => {
+            let has = if *about == About::Cpus { status.cpus.map(|cpus| cpus.to_string()) } else { status.ram.clone() };
+            let has = has.map(|has| format!(", and has {has} now")).unwrap_or_default();
+            format!("the running guest is asked for it{has}")
+        }
+        None => "the running guest has it".into(),
     };
     let parts = std::iter::once(words).chain(findings.map(|(claim, finding)| claims::sentence(claim, finding)));
     (parts.collect::<Vec<_>>().join("; "), !is_growth_refused)

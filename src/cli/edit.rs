@@ -17,7 +17,7 @@ use super::{
     write::{DryRun, WriteOptions, combined},
 };
 use crate::{
-    actions::edit::{About, Decision, Edit, Effect, Refusal, decide, is_there, outcome},
+    actions::edit::{About, Decision, Edit, Effect, Refusal, decide, is_asked, outcome},
     api::Quantity,
 };
 
@@ -188,17 +188,12 @@ enum Became {
     Unknown,
 }
 
-/// What became of a change, when waiting for it has ended. A guest may need a moment to give memory or a CPU back, or never do it.
+/// What became of a change, when waiting for it has ended.
 async fn became(client: &Client, end: Ended, about: &About, effect: Effect, begin: Instant) -> Became {
     match end {
         Ended::Reached { vm: Some(vm), .. } => {
             let mut vm = *vm;
-            let is_asked = effect == Effect::AtOnce
-                && vm.status.as_ref().is_some_and(|status| {
-                    let waits = status.pending_changes.iter().any(|change| about.is(change, effect));
-                    status.created == Some(true) && !waits
-                });
-            if is_asked && !is_there(&vm, about) {
+            if is_asked(&vm, about, effect) {
                 let goal = Goal::There { about: about.clone() };
                 vm = wait::see(client, vm.clone(), &goal, GIVES).await.unwrap_or(vm);
             }

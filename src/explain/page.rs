@@ -359,3 +359,64 @@ impl fmt::Display for Page {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::explain::tests::{EARLIER, JUST_NOW, facts, healthy};
+
+    #[test]
+    fn the_page_shows_what_there_is() {
+        let mut value = healthy();
+        let event = |kind: &str, uid: &str, time: &str, reason: &str, message: &str| {
+            json!({ "metadata": { "name": reason.to_lowercase() }, "type": "Normal", "reason": reason, "message": message,
+                "lastTimestamp": time, "involvedObject": { "kind": kind, "name": "apple", "uid": uid } })
+        };
+        value["events"] = json!([
+            event("VirtualMachine", "apple-uid", JUST_NOW, "Started", "the guest has started on node node-1\nmore"),
+            event("Pod", "pod-uid", EARLIER, "Pulled", "the image is there"),
+            event("Pod", "uid-of-an-earlier-pod", JUST_NOW, "Killing", "it was another Pod"),
+        ]);
+        value["claims"][0]["spec"]["resources"] = json!({ "requests": { "storage": "10Gi" } });
+        value["vm"]["spec"]["vm"]["currentRam"] = json!("1Gi");
+        value["vm"]["spec"]["vm"]["maximumRam"] = json!("4 GiB");
+        let status = &mut value["vm"]["status"];
+        status["nodeName"] = json!("node-1");
+        status["accelerator"] = json!("kvm");
+        (status["cpus"], status["ram"]) = (json!(2), json!("1Gi"));
+        status["osinfo"] = json!({ "pretty-name": "Debian GNU/Linux 13 (trixie)" });
+        status["loggedInUser"] = json!("alice");
+        status["addresses"] = json!([{ "type": "PodIP", "address": "10.42.0.7" }]);
+        status["templates"] = json!({ "version": "0123abcd" });
+        status["pendingChanges"] = json!([{ "path": "config.yaml/vm.maximumCpus", "current": 2, "wanted": 4, "reason": "QEMU reads it at its start" }]);
+        status["claims"] = json!([{ "name": "apple-core-disk", "findings": [{ "reason": "Resizing" }] }]);
+        value["pod"]["status"]["containerStatuses"][0]["restartCount"] = json!(2);
+        value["pod"]["status"]["initContainerStatuses"] =
+            json!([{ "name": "agent", "image": "runner:1", "state": { "waiting": { "reason": "ImagePullBackOff" } } }]);
+        insta::assert_snapshot!(Page::of(&facts(&value)).to_string(), @"
+        apple runs, but not as its spec wants it: node node-1 can't get the image runner:1:  (runnerImage of the configuration, or a template, since 2027-01-15T06:00:00Z) -> correct the image, or let the node pull it (registry, pull secret, tag)
+
+        Wanted      Running, 2 CPUs, 1Gi of 4Gi of memory
+        Is          Running on node node-1 with kvm, 2 CPUs, 1Gi of memory
+        Guest       Debian GNU/Linux 13 (trixie), alice is logged in
+        Addresses   10.42.0.7
+        Templates   the default set, version 0123abcd
+        Next start  config.yaml/vm.maximumCpus: 2 -> 4 (QEMU reads it at its start)
+        Disks       apple-core-disk              Bound    10Gi     fast Resizing
+        Pod         apple
+                    vm-runner    running, started again 2 times
+                    agent        waiting (ImagePullBackOff)
+        Events      2h    Pulled                 Pod/apple: the image is there
+                    2s    Started                VirtualMachine/apple: the guest has started on node node-1
+        ");
+        // Without rights on anything but the VM.
+        for part in ["claims", "classes", "nodes", "limits", "quotas", "namespace", "deployments", "leases"] {
+            value[part] = Value::Null;
+        }
+        (value["pod"], value["events"]) = (json!("not read"), json!([]));
+        let text = Page::of(&facts(&value)).to_string();
+        assert!(text.contains("\nIs          Running on node node-1 with kvm") && !text.contains("\nDisks"), "{text}");
+    }
+}

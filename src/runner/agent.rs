@@ -94,8 +94,6 @@ pub struct Agent {
     reports: watch::Sender<Option<Report>>,
     /// The first report waits until then.
     quiet_until: Option<Instant>,
-    /// Whether the machine role has yet to say what the CDs of the configuration are.
-    asks_about_media: bool,
 }
 
 /// What the agent reacts to.
@@ -120,14 +118,7 @@ impl Agent {
     /// If a directory cannot be watched.
     pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
         let follower = options.runtime.follow_with(&options.config_dir)?;
-        Ok(Self {
-            options,
-            follower,
-            observation: Observation::default(),
-            reports,
-            quiet_until: None,
-            asks_about_media: false,
-        })
+        Ok(Self { options, follower, observation: Observation::default(), reports, quiet_until: None })
     }
 
     /// Works until the future is dropped, or until `term` is true and there is no QEMU to connect to. The caller then calls
@@ -143,8 +134,7 @@ impl Agent {
         let mut attempts = ATTEMPTS_AFTER_TERM;
         self.update_session(&mut session).await;
         loop {
-            self.asks_about_media = session.as_ref().is_some_and(|session| session.media_question.is_some());
-            self.send_report();
+            self.send_report(session.as_ref());
             // The machine role writes how QEMU ended after its end. If the machine role was killed, the state stays Running, so the number
             // of attempts is limited.
             if session.is_none() && *term.borrow() && (attempts == 0 || !self.qemu_is_running()) {
@@ -282,10 +272,10 @@ impl Agent {
     pub fn report_end(mut self) {
         self.quiet_until = None;
         self.observation.machine = MachineState::read(&self.options.runtime);
-        self.send_report();
+        self.send_report(None);
     }
 
-    fn send_report(&mut self) {
+    fn send_report(&mut self, session: Option<&Session>) {
         if self.quiet_until.is_some() {
             return;
         }
@@ -294,8 +284,9 @@ impl Agent {
         let cpus = self.observation.cpus;
         self.observation.pending =
             machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
-        // What the machine role says of a CD is a part of what the configuration has become.
-        if !self.asks_about_media || self.observation.config_digest.is_none() {
+        // What the machine role says of the CDs is a part of what the configuration has become.
+        let is_asked = session.is_some_and(|session| session.media_question.is_some());
+        if !is_asked || self.observation.config_digest.is_none() {
             self.observation.config_digest = Some(digest.clone());
         }
         self.observation.resource_uid.clone_from(&config.resource_uid);

@@ -73,11 +73,13 @@ fn is_same(page: &str, printed: &str) -> bool {
     }
     lines.retain(|line| !on_the_way.is_match(line));
     others.retain(|line| !on_the_way.is_match(line));
-    if let (Some(lines), Some(others)) = (events(&mut lines), events(&mut others)) {
-        let are_there = lines.iter().filter(|line| *line != "...").all(|line| others.contains(line));
-        if !are_there || (is_whole && lines.len() != others.len()) {
-            return false;
-        }
+    let are_same = match (events(&mut lines), events(&mut others)) {
+        (Some(lines), Some(others)) if is_whole => lines == others,
+        (Some(lines), Some(others)) => lines.iter().filter(|line| *line != "...").all(|line| others.contains(line)),
+        (lines, others) => lines == others,
+    };
+    if !are_same {
+        return false;
     }
     for lines in [&mut lines, &mut others] {
         // The guest gets its address while it says these.
@@ -86,11 +88,13 @@ fn is_same(page: &str, printed: &str) -> bool {
     fits(&lines, &others)
 }
 
-/// Takes the events from the end of a page.
+/// Takes the events from the end of a page, sorted.
 fn events(lines: &mut Vec<String>) -> Option<Vec<String>> {
     let begin = lines.iter().position(|line| line.starts_with("LAST SEEN") || line.starts_with("Events "))?;
     let events = lines.split_off(begin).into_iter();
-    Some(events.map(|line| line.trim_start_matches("Events").trim().to_owned()).collect())
+    let mut events: Vec<String> = events.map(|line| line.trim_start_matches("Events").trim().to_owned()).collect();
+    events.sort();
+    Some(events)
 }
 
 fn fits(page: &[String], printed: &[String]) -> bool {
@@ -395,6 +399,8 @@ fn a_comparison_sees_what_matters() {
         ("LAST SEEN\n1s d\n...", "LAST SEEN\n3s a\n3s b\n4s c", false),
         ("Pod a\nEvents 1s b\n...", "Pod a\nEvents 3s a\n3s b", true),
         ("Pod a\nEvents 1s b\n...", "Pod a\nmore\nEvents 3s a\n3s b", false),
+        ("Pod a\nEvents 1s b", "Pod a", false),
+        ("Pod a\nEvents 1s b\n2s b\n2s c", "Pod a\nEvents 1s b\n2s c\n3s c", false),
         ("guest: up\nguest: address", "guest: address\nguest: up", true),
         ("", "a", false),
     ] {

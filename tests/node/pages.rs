@@ -4,6 +4,7 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use vm_operator::object::SET_LABEL;
 
 use super::{
     page::{Desk, PLACE},
@@ -32,12 +33,28 @@ fn blank(name: &str, set: Option<&str>, state: &str) -> Value {
 
 /// A template set as a ConfigMap.
 fn set(name: &str, files: &Value) -> Value {
-    let label = json!({ "vmoperator.jdrupes.org/template-set": name });
+    let label = json!({ SET_LABEL: name });
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": format!("templates-{name}"), "labels": label }, "data": files })
 }
 
 fn list(objects: &[Value]) -> String {
     json!({ "apiVersion": "v1", "kind": "List", "items": objects }).to_string()
+}
+
+/// The claim for CDs.
+fn repository() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "vmop-image-repository" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "16Mi" } } },
+    })
+}
+
+/// Waits until the VM's condition Ready has this reason.
+async fn ready(stage: &Stage, name: &str, wanted: &str) {
+    eventually(&format!("{name}: {wanted}"), LIMIT, async || {
+        (reason(&stage.vms.get(name).await.unwrap(), conditions::READY) == wanted).then_some(())
+    })
+    .await;
 }
 
 /// A claim with CDs, and a class of volumes that grow.
@@ -47,10 +64,6 @@ fn prepare(stage: &Stage) {
     let mut class: Value = serde_json::from_str(&class).unwrap();
     class["metadata"] = json!({ "name": "grows" });
     class["allowVolumeExpansion"] = true.into();
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "vmop-image-repository" },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "16Mi" } } },
-    });
     let write = "for name in tools drivers; do dd if=/dev/zero of=/cds/$name.iso bs=1M count=1; done";
     let writer = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "writer" },
@@ -64,7 +77,7 @@ fn prepare(stage: &Stage) {
             "volumes": [{ "name": "cds", "persistentVolumeClaim": { "claimName": "vmop-image-repository" } }],
         },
     });
-    namespace.apply(&list(&[class, claim, writer]));
+    namespace.apply(&list(&[class, repository(), writer]));
     namespace.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/writer", "--timeout=600s"]);
     namespace.kubectl(&["delete", "pod", "writer"]);
     recipes::install_set(namespace, "import-disk", &["import-disk"]);
@@ -152,10 +165,7 @@ async fn commands_that_look(stage: &Stage, desk: &Desk) {
     })
     .await;
     namespace.apply(&blank("lime", None, "Running").to_string());
-    eventually("the refusal", LIMIT, async || {
-        (reason(&stage.vms.get("lime").await.unwrap(), conditions::READY) == "ApplyFailed").then_some(())
-    })
-    .await;
+    ready(stage, "lime", "ApplyFailed").await;
     desk.types("explain").await;
     namespace.kubectl(&["delete", "quota", "few"]);
     namespace.kubectl(&["delete", "vm", "lime"]);
@@ -221,10 +231,7 @@ async fn git_and_pools(stage: &Stage, desk: &Desk) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/pools");
     desk.does(&format!("kubectl apply -f {}", folder.display()));
     for name in ["desktop-1", "desktop-2", "desktop-3"] {
-        eventually("the VM to be down", LIMIT, async || {
-            (reason(&stage.vms.get(name).await.unwrap(), conditions::READY) == "StoppedAsRequested").then_some(())
-        })
-        .await;
+        ready(stage, name, "StoppedAsRequested").await;
     }
     desk.types_with("pool", async |number| {
         if number == 3 {
@@ -257,10 +264,7 @@ async fn plans_and_rollouts(stage: &Stage, desk: &Desk) {
     namespace.apply(&list(&vms.map(|(name, set, state)| blank(name, set, state))));
     for (name, _, state) in vms {
         let wanted = if state == "Running" { "Running" } else { "StoppedAsRequested" };
-        eventually(&format!("{name}: {wanted}"), LIMIT, async || {
-            (reason(&stage.vms.get(name).await.unwrap(), conditions::READY) == wanted).then_some(())
-        })
-        .await;
+        ready(stage, name, wanted).await;
     }
     let next = [
         set("restart", &json!({ "x.yaml.j2": NOTES, "pod.yaml.j2": OTHER_SCHEDULER })),
@@ -293,10 +297,6 @@ async fn migration(stage: &Stage, desk: &Desk) {
             json!({ "apiVersion": vm["apiVersion"], "kind": vm["kind"], "metadata": { "name": name }, "spec": spec });
         of_page.then_some(vm)
     });
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "vmop-image-repository" },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "16Mi" } } },
-    });
-    former.apply(&list(&vms.chain([claim]).collect::<Vec<_>>()));
+    former.apply(&list(&vms.chain([repository()]).collect::<Vec<_>>()));
     desk.types("migrate-check").await;
 }

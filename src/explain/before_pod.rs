@@ -1,6 +1,6 @@
 //! The stages before a Pod: the manager, the templates, the API server, the claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
     api::{
@@ -24,7 +24,7 @@ use crate::{
         Reason,
         conditions::{READY, STORAGE_READY, TEMPLATES_VALID},
     },
-    object::REPLACE_CLAIM_ANNOTATION,
+    object::{CONTAINER_NAME, REPLACE_CLAIM_ANNOTATION},
     observed::Object,
     render::context::IMAGE_REPOSITORY_CLAIM,
 };
@@ -286,6 +286,31 @@ fn refused_to_maker(facts: &Facts) -> Option<Finding> {
     Some(refusal(facts, &of_event))
 }
 
+/// What to set for a quota that asks for requests or limits: `must specify limits.cpu for: agent,vm-runner; limits.memory for: sidecar`. The
+/// containers of the built-in templates and sets have them where `vm-runner` has; those of others say themselves what they need.
+fn unspecified(message: &str) -> String {
+    let said = message.split_once("must specify ").map_or("", |(_, rest)| rest);
+    let parts: Vec<(&str, &str)> = said.split("; ").filter_map(|part| part.split_once(" for: ")).collect();
+    let ours = |name: &str| [CONTAINER_NAME, "agent", "passt"].contains(&name) || name.starts_with("import");
+    let of = |wanted: bool| {
+        let containers = move |list: &'_ str| list.trim().split(',').any(|name| ours(name) == wanted);
+        let found: Vec<&str> = parts.iter().filter(|(_, list)| containers(list)).map(|(what, _)| *what).collect();
+        found.join(", ")
+    };
+    let others: BTreeSet<&str> =
+        parts.iter().flat_map(|(_, list)| list.trim().split(',')).filter(|name| !ours(name)).collect();
+    let spec = match of(true) {
+        missing if missing.is_empty() && !others.is_empty() => None,
+        missing if missing.is_empty() => Some("set spec.resources of the VM".to_owned()),
+        missing => Some(format!("set {missing} in spec.resources of the VM, from which its other containers follow")),
+    };
+    let template = (!others.is_empty()).then(|| {
+        let names = others.into_iter().collect::<Vec<_>>().join(", ");
+        format!("set {} of the container {names} in the template, or where else it comes from", of(false))
+    });
+    spec.into_iter().chain(template).collect::<Vec<_>>().join("; ")
+}
+
 /// Who refused a write. The API has no field for that: the answer of the API server names who it was, in words of its admission plugins.
 fn refusal(facts: &Facts, ready: &Condition) -> Finding {
     let message = ready.message.as_str();
@@ -305,9 +330,8 @@ fn refusal(facts: &Facts, ready: &Condition) -> Finding {
     }
     if message.contains("failed quota: ") {
         let name = after("failed quota: ").and_then(|rest| rest.split(':').next()).unwrap_or_default();
-        let todo = format!(
-            "set spec.resources of the VM, or a LimitRange with defaults: kubectl {place} describe quota {name}"
-        );
+        let todo = unspecified(message);
+        let todo = format!("{todo}, or a LimitRange with defaults: kubectl {place} describe quota {name}");
         return finding(Cause::QuotaExceeded, todo).at(format!("ResourceQuota {name}"));
     }
     if message.contains("violates PodSecurity") {

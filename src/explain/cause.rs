@@ -107,7 +107,7 @@ causes! {
     PolicyRefused, Server, "a ValidatingAdmissionPolicy refuses the object";
     ApplyFailed, Server, "the API server refuses the object otherwise, or the manager lacks a right";
     WatchFailed, Server, "the manager can't watch a kind of object";
-    SecretRefused, Server, "a Secret with cloud-init data is not meant for VMs, or does not exist";
+    SecretRefused, Server, "a Secret or ConfigMap with cloud-init data is not meant for VMs, or does not exist";
     MountMissing, Server, "a Secret or ConfigMap that the Pod would mount does not exist";
     DeletionBlocked, Server, "a finalizer keeps the deleted VM";
     ClaimMissing, Claims, "a claim with the VM's data does not exist any more";

@@ -272,6 +272,10 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::NameTaken, |f| ready(f, "False", "NameTaken", "Pod apple exists"), "Pod apple exists"),
     (Cause::QuotaExceeded, |f| { ready(f, "False", "ApplyFailed", "Pod apple: pods \"apple\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0");
         f["quotas"] = json!([{ "metadata": { "name": "few" }, "spec": { "hard": { "pods": "0" } } }]); }, "(ResourceQuota few, since 2027-01-15T06:00:00Z) -> free some of it, or raise it (at most pods 0)"),
+    (Cause::QuotaExceeded, |f| ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: failed quota: few: must specify limits.cpu for: agent,vm-runner; limits.memory for: import,vm-runner"),
+        "-> set limits.cpu, limits.memory in spec.resources of the VM, from which its other containers follow, or a LimitRange with defaults"),
+    (Cause::QuotaExceeded, |f| ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: failed quota: few: must specify limits.cpu for: istio-proxy"),
+        "-> set limits.cpu of the container istio-proxy in the template, or where else it comes from, or a LimitRange"),
     (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: maximum cpu usage per Container is 500m, but request is 1");
         f["limits"] = json!([{ "metadata": { "name": "other" }, "spec": { "limits": [{ "type": "Pod", "max": { "cpu": "1" } }] } }, { "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "max": { "cpu": "500m" } }] } }]); }, "LimitRange small"),
     (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: [minimum cpu usage per Pod is 2, but request is 1, memory max limit to request ratio per Pod is 2, but provided ratio is 8.000000]");

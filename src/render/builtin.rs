@@ -60,7 +60,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "agent_resources",
-        "`resources` of the agent's container: small requests, and limits if the runner's container has limits of CPU or memory",
+        "`resources` of the agent's container: small requests, and a limit of CPU or memory where the runner's container has one",
         "0.1",
     ),
     ("pod.yaml.j2", "agent_environment", "`env` of the agent's container", "0.1"),
@@ -79,7 +79,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "passt_resources",
-        "`resources` of passt's container: small requests, and limits if the runner's container has limits of CPU or memory",
+        "`resources` of passt's container: small requests, and a limit of CPU or memory where the runner's container has one; half a CPU is reserved for it only in a Pod of the quality of service Guaranteed",
         "0.1",
     ),
     (

@@ -6,6 +6,7 @@
 //! | `spec` | `vm.spec` with every field there: a default where there is one, otherwise `none` |
 //! | `image` | of the runner: `reference`, `pullPolicy` (or `none`), `legacy` (whether it is one of the VM-Operator in Java), `container` (the name of its container) |
 //! | `resources` | requests and limits of the runner's container |
+//! | `initResources` | those without devices: for an init container, which works before the guest starts |
 //! | `disks` | `spec.vm.disks` resolved, in their order: `type` (`claim` or `cdrom`) and `bootindex`; of claims `claimName`, `volume`, `device`, `path`, `mode`, `spec`, `labels`, `annotations`; of CD drives `file` |
 //! | `runnerData` | `claimName` of the runner's own claim |
 //! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
@@ -51,7 +52,7 @@ use crate::{
     runner_config::{CloudInitSection, ConfigFile},
 };
 
-use container::{RunnerImage, resources};
+use container::{RunnerImage, init_resources, resources};
 use disks::ResolvedDisk;
 use display_secret::DisplaySecret;
 use service::Service;
@@ -118,6 +119,7 @@ pub(super) struct Context {
     spec: Value,
     image: RunnerImage,
     resources: Value,
+    init_resources: Value,
     disks: Vec<ResolvedDisk>,
     runner_data: Value,
     cloud_init: Option<CloudInitFiles>,
@@ -187,10 +189,12 @@ pub(super) fn build(
         spec["loggingProperties"] = json!(config.logging_properties);
     }
     let image_repository_claim = image_repository_claim(config, &image, &disks);
+    let resources = resources(&vm.spec, config, &image)?;
     Ok(Context {
         vm: Vm::of(vm),
         spec,
-        resources: resources(&vm.spec, config, &image)?,
+        init_resources: init_resources(&resources),
+        resources,
         cloud_init,
         runner,
         disks,

@@ -39,6 +39,7 @@ pub fn context(values: Option<Value>) -> Value {
             "reference": text, "pullPolicy": maybe, "legacy": { "type": "boolean" }, "container": text,
         })),
         "resources": { "type": "object" },
+        "initResources": { "type": "object" },
         "disks": { "type": "array", "items": object(json!({
             "type": { "enum": ["claim", "cdrom"] }, "volume": text, "claimName": text, "device": text, "path": text,
             "mode": text, "spec": { "type": ["object", "null"] }, "labels": texts, "annotations": texts, "file": maybe,

@@ -30,6 +30,12 @@ pub struct HandOverArguments {
     /// Where the copy goes.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
+    /// Copy no larger file: it would fill the node's disk.
+    #[arg(long, value_name = "BYTES")]
+    most: Option<u64>,
+    /// Leave a file that this user can't read to the next container, which runs as another user, and succeed.
+    #[arg(long)]
+    or_next: bool,
     /// The disk's file, or folders: the first one counts that has a file.
     #[arg(value_name = "PATH", default_values = ["/disk", "/"])]
     from: Vec<PathBuf>,
@@ -48,6 +54,14 @@ pub enum Error {
         folder: PathBuf,
         /// The files' names.
         names: String,
+    },
+    /// It is larger than it may be.
+    #[error("{} is larger than {most} bytes: the largest disk of the VM, and templateValues.import.space, are its limits", from.display())]
+    TooLarge {
+        /// The disk's file.
+        from: PathBuf,
+        /// The most bytes.
+        most: u64,
     },
     /// The Pod is to end.
     #[error("terminated before the disk was copied")]
@@ -69,21 +83,45 @@ pub enum Error {
 /// # Errors
 /// If the image has no such file, or it can't be copied.
 pub async fn hand_over(arguments: &HandOverArguments, term: watch::Receiver<bool>) -> Result<String, Error> {
-    let HandOverArguments { wanted, to, from } = arguments;
+    let HandOverArguments { wanted, to, most, or_next, from } = arguments;
     if wanted.as_ref().is_some_and(|file| !file.exists()) {
         return Ok("nothing to do: the disk is filled".into());
     }
-    let from = find(from)?;
+    let from = match find(from) {
+        // In a folder that is closed to this user there may be one.
+        Err(error @ Error::None(_)) if *or_next => return Ok(format!("left to the next container: {error}")),
+        found => found?,
+    };
+    let size = fs::metadata(&from).map_or(0, |about| about.len());
+    if let Some(most) = most.filter(|most| size > *most) {
+        return Err(Error::TooLarge { from, most });
+    }
     match copy(&from, to, &term).await {
-        Ok(Some(bytes)) => Ok(format!("{}: {bytes} bytes", from.display())),
+        Ok(Some(bytes)) => {
+            // The next container has nothing to do.
+            if let Some(wanted) = wanted {
+                fs::remove_file(wanted).map_err(|source| Error::Copy {
+                    from: from.clone(),
+                    to: wanted.clone(),
+                    source,
+                })?;
+            }
+            Ok(format!("{}: {bytes} bytes", from.display()))
+        }
         Ok(None) => Err(Error::Terminated),
+        Err(error) if *or_next && error.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(format!("left to the next container: {} is for another user", from.display()))
+        }
         Err(source) => Err(Error::Copy { from, to: to.clone(), source }),
     }
 }
 
 /// Copies a file, and returns its size; `None`: SIGTERM has come before.
 async fn copy(from: &Path, to: &Path, term: &watch::Receiver<bool>) -> io::Result<Option<u64>> {
-    let (mut disk, mut copy) = (tokio::fs::File::open(from).await?, tokio::fs::File::create(to).await?);
+    let mut disk = tokio::fs::File::open(from).await?;
+    // That of another user can't be written.
+    drop(tokio::fs::remove_file(to).await);
+    let mut copy = tokio::fs::File::create(to).await?;
     let mut bytes = 0;
     while !*term.borrow() {
         let part = tokio::io::copy(&mut (&mut disk).take(PART), &mut copy).await?;
@@ -135,6 +173,8 @@ mod tests {
             let arguments = HandOverArguments {
                 wanted: wanted.map(path),
                 to: path("copy"),
+                most: Some(100),
+                or_next: false,
                 from: from.iter().map(|name| path(name)).collect(),
             };
             let result = hand_over(&arguments, term.clone()).await.map_err(|error| error.to_string());
@@ -160,6 +200,25 @@ mod tests {
         fs::create_dir(path("copy")).unwrap();
         assert_eq!(run(&["disk/b.img"], None).await.0, "cannot copy disk/b.img to copy");
         fs::remove_dir(path("copy")).unwrap();
+        fs::write(path("disk/b.img"), [b'x'; 101]).unwrap();
+        assert_eq!(
+            run(&["disk/b.img"], None).await.0,
+            "disk/b.img is larger than 100 bytes: the largest disk of the VM, and templateValues.import.space, are its limits"
+        );
+        fs::write(path("disk/b.img"), "content").unwrap();
+        // What is copied is wanted no more, and what is not there for one user is left to the next.
+        fs::write(path("wanted"), "").unwrap();
+        assert_eq!(run(&["disk/b.img"], Some("wanted")).await, copied);
+        assert!(!path("wanted").exists());
+        let arguments = HandOverArguments {
+            wanted: None,
+            to: path("copy"),
+            most: None,
+            or_next: true,
+            from: vec![path("nothing")],
+        };
+        let left = hand_over(&arguments, term.clone()).await.unwrap();
+        assert!(left.starts_with("left to the next container: the image has no file in"), "{left}");
         end.send(true).unwrap();
         assert_eq!(run(&["disk/b.img"], None).await.0, "terminated before the disk was copied");
     }

@@ -89,6 +89,8 @@ mod history;
 
 // The manager as a process: election, end, configuration, namespaces, metrics, log.
 mod process;
+// A quota on limits stops no VM that has limits.
+mod quota;
 // A manager with nothing to do sends no requests, and a restart writes nothing.
 mod at_rest;
 // The API server cuts connections, refuses and loses answers; the manager is killed.

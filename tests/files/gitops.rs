@@ -330,7 +330,7 @@ fn the_copies_in_the_trees_are_those_of_the_originals() {
     for tool in ["flux", "argocd"] {
         let references = text(&format!("{TREES}/{tool}/vms/vm-references.yaml"));
         assert_eq!(references, text("deploy/kustomize/vm-references.yaml"), "{tool}");
-        for file in ["pod.yaml.j2", "values.yaml"] {
+        for file in ["pod.yaml.j2", "values.yaml", "values.schema.json"] {
             let copy = text(&format!("{TREES}/{tool}/templates/import-disk/{file}"));
             assert_eq!(copy, text(&format!("example/sets/import-disk/{file}")), "{tool}: {file}");
         }

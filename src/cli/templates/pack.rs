@@ -82,6 +82,7 @@ fn own_set(folder: &Path) -> Result<Option<tempfile::TempDir>, Failure> {
     let files = [
         ("pod.yaml.j2", include_str!("../../../example/sets/import-disk/pod.yaml.j2")),
         ("values.yaml", include_str!("../../../example/sets/import-disk/values.yaml")),
+        ("values.schema.json", include_str!("../../../example/sets/import-disk/values.schema.json")),
     ];
     let own = tempfile::tempdir().map_err(FileError::io(&std::env::temp_dir()))?;
     for (name, text) in files {

@@ -1,5 +1,7 @@
 //! `image` and `resources` in the context: what the runner's container is made of and what it requests.
 
+use std::collections::BTreeMap;
+
 use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -73,6 +75,20 @@ pub(super) fn resources(
         }
     }
     Ok(resources)
+}
+
+/// What of the runner's resources is no device. The scheduler and quotas count the largest of a Pod's init containers and of what runs after
+/// them, so an init container that has the same costs nothing.
+pub(super) fn init_resources(resources: &Value) -> Value {
+    const PLAIN: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
+    let plain = |part: &Value| -> serde_json::Map<String, Value> {
+        let all = part.as_object().into_iter().flatten();
+        all.filter(|(name, _)| PLAIN.contains(&name.as_str()))
+            .map(|(name, much)| (name.clone(), much.clone()))
+            .collect()
+    };
+    let parts = ["limits", "requests"].map(|part| (part, plain(&resources[part])));
+    json!(parts.into_iter().filter(|(_, plain)| !plain.is_empty()).collect::<BTreeMap<_, _>>())
 }
 
 fn shares(spec: &VirtualMachineSpec, config: &ReconcilerConfig) -> Value {

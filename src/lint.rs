@@ -118,6 +118,8 @@ rules! {
         "a file or block of a named set that drops what the base changes";
     ReplacedList, "replaced-list", Warning,
         "a mergePatch that replaces a list whose items have keys: strategicMerge merges it";
+    OpenValues, "open-values", Warning,
+        "a template that reads values, without a schema that says which of them a VM may set";
     ToolLabel, "tool-label", Warning,
         "a label or annotation of a tool, which would take the object for its own and delete it";
 }
@@ -198,6 +200,7 @@ pub fn lint(sources: &Sources, vms: &[VirtualMachine], config: &ReconcilerConfig
         match set {
             Ok(set) => {
                 findings.extend(names::check(set));
+                findings.extend(names::open_values(set));
                 findings.extend(hidden(set).into_iter().map(Finding::hidden));
                 let vms = vms.iter().filter(|vm| vm.template_set().is_none_or(|chosen| Some(chosen) == name));
                 findings.extend(check_rendered(set, vms, config));
@@ -396,6 +399,7 @@ mod tests {
             Rule::ReplacedList => {
                 &[("a.patch.yaml", "target: {kind: Pod}\nmergePatch: {spec: {volumes: [{name: a, emptyDir: {}}]}}\n")]
             }
+            Rule::OpenValues => &[("a.yaml.j2", "{% if values.x is defined %}{% endif %}")],
             Rule::ToolLabel => {
                 &[("a.yaml.j2", "{apiVersion: v1, kind: Secret, metadata: {name: a, labels: {helm.sh/chart: b}}}")]
             }

@@ -190,7 +190,15 @@ fn new(name: &str, folder: &Path, output: &mut Output<'_>) -> Result<(), Failure
     }
     fs::create_dir_all(folder).map_err(FileError::io(folder))?;
     fs::write(&file, text).map_err(FileError::io(&file))?;
-    writeln!(output, "wrote {}", file.display())
+    writeln!(output, "wrote {}", file.display())?;
+    let schema = folder.join(SCHEMA);
+    if schema.exists() {
+        return Ok(());
+    }
+    // Who writes VMs sets what the templates read, so it is closed until somebody opens it.
+    fs::write(&schema, "{\n  \"additionalProperties\": false,\n  \"properties\": {}\n}\n")
+        .map_err(FileError::io(&schema))?;
+    writeln!(output, "wrote {}: add the values that a VM may set", schema.display())
 }
 
 /// The schema of the template context, with that of the folder's values.

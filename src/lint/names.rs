@@ -8,7 +8,10 @@ use super::{
     Finding, Mention, Outline, Rule, TemplateSet,
     scopes::{Local, Scopes, Use},
 };
-use crate::render::schema;
+use crate::render::{
+    schema,
+    values::{ADMINISTRATOR, OF_BUILTIN, SCHEMA},
+};
 
 /// What a block has besides the names of the context.
 const OF_BLOCKS: [&str; 2] = ["self", "super"];
@@ -27,6 +30,29 @@ pub(super) fn check(set: &TemplateSet) -> Vec<Finding> {
         findings.extend(template.unknown_imports());
     }
     findings
+}
+
+/// The first use of `values` in a set of which no schema says what a VM may set.
+pub(super) fn open_values(set: &TemplateSet) -> Option<Finding> {
+    if set.values().is_closed() {
+        return None;
+    }
+    set.all().filter(|(_, place)| !place.starts_with("builtin/")).find_map(|(name, place)| {
+        let uses = Scopes::of(&set.source(name)?).uses;
+        let mention = uses.into_iter().find(|used| used.local.is_none() && is_own_value(&used.mention.name))?.mention;
+        let message = format!(
+            "who may create a VM sets {} to anything: write a {SCHEMA} with `\"additionalProperties\": false`, the `properties` that a VM \
+             may set, and `\"{ADMINISTRATOR}\": true` in those that only you set",
+            mention.name
+        );
+        Some(Finding::at(place, &mention, Rule::OpenValues, message))
+    })
+}
+
+/// Whether a name is one of `values` that is not for the built-in templates.
+fn is_own_value(name: &str) -> bool {
+    let mut parts = name.split('.');
+    parts.next() == Some("values") && parts.next().is_none_or(|key| !OF_BUILTIN.contains(&key))
 }
 
 /// The templates that others of the set include, import or extend.

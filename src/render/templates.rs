@@ -374,7 +374,7 @@ impl TemplateSet {
     }
 
     /// The defaults and schemas of `values`.
-    pub(super) fn values(&self) -> &Values {
+    pub fn values(&self) -> &Values {
         &self.values
     }
 

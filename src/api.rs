@@ -304,10 +304,12 @@ pub struct CloudInit {
 }
 
 impl CloudInit {
-    /// The Secrets from which it takes data.
-    pub fn secrets(&self) -> impl Iterator<Item = &str> {
-        let sources = self.user_data_from.iter().chain(&self.network_config_from);
-        sources.filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()))
+    /// The objects from which it takes data: kinds and names.
+    pub fn sources(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.user_data_from.iter().chain(&self.network_config_from).flat_map(|source| {
+            let secret = source.secret_key_ref.iter().map(|key| ("Secret", key.name.as_str()));
+            secret.chain(source.config_map_key_ref.iter().map(|key| ("ConfigMap", key.name.as_str())))
+        })
     }
 }
 

@@ -124,22 +124,27 @@ pub enum ActionError {
     /// What the Pod mounts was made, and meanwhile the VM was changed or deleted.
     #[error("the VM has changed since its start was decided: it is planned again, and {0} is not created")]
     Outdated(ObjectKey),
-    /// A Secret with cloud-init data is not meant for VMs.
+    /// A Secret or ConfigMap with cloud-init data is not meant for VMs.
     #[error(
-        "the Secret {name} can't be used as cloud-init data: {}",
-        if *exists {
-            format!("it does not have the label; whoever may change the Secret allows it: kubectl label secret {name} {label}=")
-        } else {
-            format!("it does not exist; create it in the namespace of the VM, with the label {label}")
+        "the {kind} {name} can't be used as cloud-init data: {}",
+        match why {
+            NoSource::Missing => format!("it does not exist; create it in the namespace of the VM, with the label {label}"),
+            NoSource::Unlabelled => format!(
+                "it does not have the label; whoever may change the {kind} allows it: kubectl label {} {name} {label}=",
+                kind.to_lowercase()
+            ),
+            NoSource::Reserved(why) => format!("{why}; put the data into another {kind}, with the label {label}"),
         }
     )]
     SecretRefused {
-        /// The Secret.
+        /// Secret or ConfigMap.
+        kind: &'static str,
+        /// Its name.
         name: String,
         /// The label that it needs.
         label: String,
-        /// Whether the Secret exists.
-        exists: bool,
+        /// What is wrong.
+        why: NoSource,
     },
     /// The Pod would mount something that does not exist.
     #[error(
@@ -160,6 +165,17 @@ pub enum ActionError {
         /// The error.
         source: serde_json::Error,
     },
+}
+
+/// Why an object is no source of cloud-init data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSource {
+    /// It does not exist.
+    Missing,
+    /// It lacks the label.
+    Unlabelled,
+    /// It is the operator's own, with the reason.
+    Reserved(&'static str),
 }
 
 /// What is missing of an object that a Pod would mount.

@@ -15,7 +15,7 @@ use wildmatch::WildMatch;
 
 use crate::api::ServiceMetadata;
 
-/// The default of [`ReconcilerConfig::cloud_init_secret_label`].
+/// The default of [`ReconcilerConfig::cloud_init_label`].
 pub const CLOUD_INIT_LABEL: &str = "vmoperator.jdrupes.org/cloud-init";
 
 /// The manager's configuration.
@@ -113,8 +113,8 @@ pub struct ReconcilerConfig {
     pub logging_properties: Option<String>,
     /// The images that contain a legacy runner, the one of the VM-Operator in Java. Not in the original operator.
     pub legacy_runner_images: Images,
-    /// The label that a Secret must have to be mounted as a VM's cloud-init data; empty: none. Not in the original operator.
-    pub cloud_init_secret_label: String,
+    /// The label that a Secret or ConfigMap must have to be mounted as a VM's cloud-init data; empty: none. Not in the original operator.
+    pub cloud_init_label: String,
     /// When the kubelet pulls that image. Not in the original operator.
     pub runner_image_pull_policy: Option<String>,
     /// `values` for templates; those of a VM are merged over them. Not in the original operator.
@@ -139,7 +139,7 @@ impl Default for ReconcilerConfig {
             runner_image: None,
             logging_properties: None,
             legacy_runner_images: Images::default(),
-            cloud_init_secret_label: CLOUD_INIT_LABEL.to_owned(),
+            cloud_init_label: CLOUD_INIT_LABEL.to_owned(),
             runner_image_pull_policy: None,
             template_values: Map::new(),
             allowed_kinds: Kinds::default(),
@@ -408,8 +408,9 @@ impl Config {
             ("/Manager/Controller/Reconciler", "legacyRunnerImages") => {
                 reconciler.legacy_runner_images = map.next_value()?;
             }
-            ("/Manager/Controller/Reconciler", "cloudInitSecretLabel") => {
-                reconciler.cloud_init_secret_label = map.next_value()?;
+            // The former name is of the time when only Secrets needed it.
+            ("/Manager/Controller/Reconciler", "cloudInitLabel" | "cloudInitSecretLabel") => {
+                reconciler.cloud_init_label = map.next_value()?;
             }
             ("/Manager/Controller/Reconciler", "runnerImage") => reconciler.runner_image = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerImagePullPolicy") => {

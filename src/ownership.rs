@@ -12,12 +12,15 @@
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 //! | [`WEB_MANAGER`] | changes that a person makes in the web interface |
 
+mod reserved;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
+pub use self::reserved::reserved;
 use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
 
 /// The field manager of all rendered objects.

@@ -243,6 +243,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     namespace.kubectl(&["create", "secret", "generic", "own", "--from-literal=users=message: from a secret"]);
     namespace.kubectl(&["label", "secret", "own", "vmoperator.jdrupes.org/cloud-init="]);
     namespace.kubectl(&["create", "configmap", "own", "--from-literal=nets=version: 2"]);
+    namespace.kubectl(&["label", "configmap", "own", "vmoperator.jdrupes.org/cloud-init="]);
     namespace.apply(&manifest.to_string());
     wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let console = namespace.kubectl(&["logs", "demo"]);

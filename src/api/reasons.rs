@@ -82,7 +82,7 @@ reasons! {
     ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
     ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
     MountMissing, "Ready=False, event", Warning, "The Pod would mount a Secret or a ConfigMap that does not exist, or lacks the key; the message names it. The VM starts when it is there.";
-    SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret that is not meant for VMs, or does not exist. The message has the label that the Secret needs.";
+    SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret or ConfigMap that is not meant for VMs, or from a Secret that does not exist. The message has the label that the object needs.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered, so nothing shows whether the VM is as its newest spec wants it. The message has file, line and column.";
     InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";

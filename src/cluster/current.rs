@@ -4,37 +4,58 @@
 use std::time::Duration;
 
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, Secret},
+    api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{Api, Resource, ResourceExt};
 
-use super::{ActionError, Cluster, namespace_of};
+use super::{ActionError, Cluster, Lacking, NoSource, namespace_of};
 use crate::{
     api::{CloudInit, StoredVm, VirtualMachine},
+    config::CLOUD_INIT_LABEL,
     object::ObjectKey,
     observed::Object,
+    ownership::reserved,
     plan::Action,
     process::slots::PATIENCE,
 };
 
 impl Cluster {
-    /// Checks that the Secrets from which a VM takes cloud-init data have the `label`, before its Pod is created. Who writes VMs need not be
-    /// allowed to read Secrets, but the guest can read what its Pod mounts. A Secret that does not exist is refused, because the Pod would
-    /// mount whatever somebody creates under that name.
+    /// Checks that the Secrets and ConfigMaps from which a VM takes cloud-init data have the `label` and are not the operator's own, before its
+    /// Pod is created. Who writes VMs need not be allowed to read them, but the guest can read what its Pod mounts. One that does not exist is
+    /// refused, because the Pod would mount whatever somebody creates under that name.
     ///
     /// # Errors
-    /// The first Secret that does not have the label, or that can't be read.
-    pub async fn check_secrets(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
-        let api = Api::<Secret>::namespaced(self.client.clone(), &namespace_of(vm));
-        for name in vm.spec.cloud_init.iter().flat_map(CloudInit::secrets).filter(|_| !label.is_empty()) {
-            let key = || ObjectKey { api_version: "v1".into(), kind: "Secret".into(), name: name.to_owned() };
+    /// The first object that is not meant for VMs, or that can't be read.
+    pub async fn check_sources(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
+        let namespace = namespace_of(vm);
+        for (kind, name) in vm.spec.cloud_init.iter().flat_map(CloudInit::sources) {
+            let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_owned() };
             let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
-            let secret = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
-            if !secret.as_ref().is_some_and(|secret| secret.labels().contains_key(label)) {
-                let (name, label, exists) = (name.to_owned(), label.to_owned(), secret.is_some());
-                return Err(ActionError::SecretRefused { name, label, exists });
-            }
+            let metadata = if kind == "Secret" {
+                let api = Api::<Secret>::namespaced(self.client.clone(), &namespace);
+                self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?.map(|found| found.metadata)
+            } else {
+                let api = Api::<ConfigMap>::namespaced(self.client.clone(), &namespace);
+                self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?.map(|found| found.metadata)
+            };
+            let has_label = |metadata: &ObjectMeta| {
+                label.is_empty() || metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
+            };
+            let why = match &metadata {
+                // As for each other ConfigMap that a Pod would mount.
+                None if kind == "ConfigMap" => {
+                    return Err(ActionError::MountMissing { object: key(), lacking: Lacking::Object });
+                }
+                None => NoSource::Missing,
+                Some(metadata) => match reserved(metadata) {
+                    Some(why) => NoSource::Reserved(why),
+                    None if has_label(metadata) => continue,
+                    None => NoSource::Unlabelled,
+                },
+            };
+            let label = if label.is_empty() { CLOUD_INIT_LABEL } else { label };
+            return Err(ActionError::SecretRefused { kind, name: name.to_owned(), label: label.to_owned(), why });
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::*;
 fn the_documented_file_is_read() {
     let config = Config::parse(
         "\"/Manager\":\n  \"/Controller\":\n    namespace: vmop-dev\n    \"/Reconciler\":\n      runnerDataPvc: { storageClassName: local-path }\n      \
-         diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      cdFolders: [/srv/isos]\n      \
+         diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      cloudInitSecretLabel: former\n      cdFolders: [/srv/isos]\n      \
          loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
     )
     .unwrap();

@@ -383,7 +383,7 @@ impl Reconciler {
         plan: &Plan,
         config: &ReconcilerConfig,
     ) -> Result<(), ActionError> {
-        if plan.starts() { self.cluster.check_secrets(vm, &config.cloud_init_secret_label).await } else { Ok(()) }
+        if plan.starts() { self.cluster.check_sources(vm, &config.cloud_init_label).await } else { Ok(()) }
     }
 
     /// The plan without a new image for the VM's agent, if its turn has not come.

@@ -346,6 +346,19 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
     missing("ConfigMap my-map does not exist, and the Pod would mount it").await;
     ns.wait_for_event("apple", "MountMissing").await;
     ns.namespace.kubectl(&["create", "configmap", "my-map", "--from-literal=users.yaml=x"]);
+    // What is not meant for VMs is not given to a guest, whatever the kind.
+    let refused = async |words: &str| {
+        let message = |vm: &VirtualMachine| {
+            condition(vm, "Ready").filter(|ready| ready.1 == "SecretRefused").map(|ready| ready.2)
+        };
+        ns.vm_when("apple", words, |vm| message(vm).is_some_and(|message| message.contains(words))).await;
+    };
+    refused("kubectl label configmap my-map vmoperator.jdrupes.org/cloud-init=").await;
+    let own =
+        r#"{"metadata":{"labels":{"vmoperator.jdrupes.org/cloud-init":"","vmoperator.jdrupes.org/template-set":"x"}}}"#;
+    ns.namespace.kubectl(&["patch", "configmap", "my-map", "--patch", own]);
+    refused("it is a template set").await;
+    ns.namespace.kubectl(&["label", "configmap", "my-map", "vmoperator.jdrupes.org/template-set-"]);
     missing("ConfigMap my-map has no key user.yaml").await;
     ns.namespace.kubectl(&["patch", "configmap", "my-map", "--patch", r#"{"data":{"user.yaml":"x"}}"#]);
     ns.vm_with_reason("apple", "Starting").await;
@@ -372,6 +385,19 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
     assert!(ns.api::<Pod>().get_opt("plum").await.unwrap().is_none());
     label("database");
     ns.vm_with_reason("plum", "Starting").await;
+
+    // What the manager has made is no VM's data, also where somebody gives it the label.
+    label("plum-display-secret");
+    for (name, kind, of) in [("fig", "secretKeyRef", "plum-display-secret"), ("kiwi", "configMapKeyRef", "plum")] {
+        ns.create_vm(name, |vm| {
+            vm["spec"]["cloudInit"] = json!({ "userDataFrom": { kind: { "name": of, "key": "display-password" } } });
+        })
+        .await;
+        let vm = ns.vm_with_reason(name, "SecretRefused").await;
+        let message = condition(&vm, "Ready").unwrap().2;
+        assert!(message.contains("it belongs to a VM or a pool; put the data into another"), "{message}");
+        assert!(ns.api::<Pod>().get_opt(name).await.unwrap().is_none());
+    }
 }
 
 #[tokio::test]

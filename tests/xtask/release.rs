@@ -126,7 +126,10 @@ pub fn manifest(registry: &str, namespace: &str) -> Result<String> {
     // kustomize takes its resources by relative paths only.
     let stage = dev_dir().join("manifest");
     make_dir(&stage)?;
-    let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
+    // VMs with tap devices take `privileged`, which is for an administrator to write.
+    let labels = json!({ "pod-security.kubernetes.io/enforce": "baseline" });
+    let object =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace, "labels": labels } });
     write(&stage.join("namespace.yaml"), object.to_string())?;
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",

@@ -42,7 +42,7 @@ use crate::{
         runtime_dir::RuntimeDir,
         state::EndReason,
     },
-    runner_config::{Drive, NetworkSection, VmSection},
+    runner_config::{Drive, NetworkSection, VmSection, paths},
 };
 use folder::Folder;
 use image::Source;
@@ -77,8 +77,8 @@ enum Error {
     Accelerator(#[from] accel::Error),
     #[error(transparent)]
     Session(#[from] session::Error),
-    #[error("the CD image {} is not in {}: --image-repository names another folder", file.display(), repository.display())]
-    Cd { file: PathBuf, repository: PathBuf },
+    #[error("{}", no_cd(file, *exists))]
+    Cd { file: PathBuf, exists: bool },
 }
 
 /// Runs the VM of a file, and says how it has ended.
@@ -126,7 +126,11 @@ async fn run(
     let options = Options {
         dir: folder.path().to_owned(),
         runtime_dir: folder.runtime_dir()?,
-        image_repository: image_repository(arguments),
+        cd_folders: arguments
+            .cd_folders
+            .iter()
+            .map(|folder| fs::canonicalize(folder).unwrap_or(folder.clone()))
+            .collect(),
         existing: folder.disks()?,
         has_image: source.is_some(),
         publish: arguments.publish.iter().map(|publish| publish.0).collect(),
@@ -134,7 +138,7 @@ async fn run(
     };
     let plan = plan::plan(&objects, &options)?;
     plan.notes.iter().for_each(|text| note(text));
-    check_cds(&plan, &options.image_repository)?;
+    check_cds(&plan, &options.cd_folders)?;
     host::check(&plan, programs, matches!(source, Some(Source::Url(_))))?;
     if let Some(overlay) = &plan.overlay {
         image::make(overlay, source.as_ref(), &folder::data_home(DOWNLOADS)?, note).await?;
@@ -154,22 +158,25 @@ fn read(arguments: &FileArguments) -> Result<VmFile, Error> {
     Ok(file)
 }
 
-fn image_repository(arguments: &FileArguments) -> PathBuf {
-    let beside = || arguments.file.as_deref().and_then(Path::parent).map(Path::to_owned).unwrap_or_default();
-    let dir = arguments.image_repository.clone().unwrap_or_else(beside);
-    let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir };
-    // One that does not exist has no CDs.
-    fs::canonicalize(&dir).unwrap_or(dir)
-}
-
-/// A file can come from somebody else. So its guest sees no files of this computer but those of one folder.
-fn check_cds(plan: &LocalPlan, repository: &Path) -> Result<(), Error> {
+/// A file can come from somebody else. So its guest sees no files of this computer but those of the folders that the user names.
+fn check_cds(plan: &LocalPlan, folders: &[PathBuf]) -> Result<(), Error> {
     let mut files =
         plan.config.vm.drives.iter().filter_map(Drive::cd).filter(|cd| !cd.is_empty() && !cd.contains("://"));
-    match files.find(|file| cd::check(file, &[repository.to_owned()]).is_err()) {
-        Some(file) => Err(Error::Cd { file: file.into(), repository: repository.to_owned() }),
+    match files.find(|file| cd::check(file, folders).is_err()) {
+        // Whether a file exists elsewhere is said, because it is the user's own computer, and no guest runs yet.
+        Some(file) => Err(Error::Cd { file: file.into(), exists: Path::new(file).is_file() }),
         None => Ok(()),
     }
+}
+
+/// Why a CD is refused, with the option that allows it.
+fn no_cd(file: &Path, exists: bool) -> String {
+    let name = file.strip_prefix(paths::IMAGE_REPOSITORY).unwrap_or(file).display();
+    let folder = file.parent().filter(|_| exists).map_or("DIR".to_owned(), |folder| folder.display().to_string());
+    format!(
+        "the VM wants the CD image {name}, which is in no folder that you have named: if its guest may read the files there, add \
+         --cd-folder {folder}"
+    )
 }
 
 /// Writes the configuration, and runs the VM in it.

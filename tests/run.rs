@@ -232,7 +232,31 @@ fn what_is_wrong_is_said_before_anything_starts() {
     let in_dir = |more: &[&str]| error(&[&["vm.yaml", "--dir", &dir], more].concat());
     assert!(error(&["wrong.yaml"]).contains("wrong.yaml:12:18: spec.vm.maximumCpus"), "{}", error(&["wrong.yaml"]));
     assert!(in_dir(&["--qemu", "no-such-qemu"]).contains("the program no-such-qemu is not installed: "));
-    assert!(in_dir(&["--set", "spec.vm.disks[1]={cdrom: {image: /etc/hostname}}"]).contains("--image-repository"));
+    // No file of this computer is the guest's, also not one beside the VM's file, but those of folders that are named.
+    fs::write(place.path("beside.iso"), "cd").unwrap();
+    fs::create_dir(place.path("cds")).unwrap();
+    fs::write(place.path("cds/one.iso"), "cd").unwrap();
+    let (folder, beside) = (place.path("cds").display().to_string(), place.path("beside.iso").display().to_string());
+    let escape = format!("{folder}/../beside.iso");
+    for (cd, folders, says) in [
+        ("/etc/hostname", vec![], "add --cd-folder /etc"),
+        ("beside.iso", vec![], "add --cd-folder DIR"),
+        (beside.as_str(), vec![], "add --cd-folder "),
+        ("one.iso", vec![], "the VM wants the CD image one.iso, which is in no folder that you have named"),
+        ("/etc/hostname", vec!["--cd-folder", &folder], "add --cd-folder /etc"),
+        (escape.as_str(), vec!["--cd-folder", &folder], "add --cd-folder"),
+        // What is allowed fails later only.
+        (
+            "one.iso",
+            vec!["--cd-folder", "/usr", "--cd-folder", &folder, "--image", "no-such.img"],
+            "cannot find no-such.img",
+        ),
+        ("one.iso", vec!["--image-repository", &folder, "--image", "no-such.img"], "cannot find no-such.img"),
+    ] {
+        let set = format!("spec.vm.disks[1]={{cdrom: {{image: \"{cd}\"}}}}");
+        let said = in_dir(&[&["--set", &set], folders.as_slice()].concat());
+        assert!(said.contains(says), "{cd} {folders:?}: {said}");
+    }
     assert!(in_dir(&["--image", "no-such.img"]).contains("cannot find no-such.img"));
     fs::write(place.path("key.pub"), "ssh-ed25519 AAAA alice").unwrap();
     assert!(in_dir(&["--ssh-key", "key.pub"]).contains("userDataFrom"));

@@ -31,8 +31,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// The runtime directory.
     pub runtime_dir: PathBuf,
-    /// The folder that stands for the image repository.
-    pub image_repository: PathBuf,
+    /// The folders from which the guest may have CDs. They stand for the image repository.
+    pub cd_folders: Vec<PathBuf>,
     /// The names of the files that are in [`disks_dir`] already.
     pub existing: BTreeSet<String>,
     /// Whether the first disk has an image.
@@ -115,7 +115,7 @@ pub fn plan(objects: &Objects, options: &Options) -> Result<LocalPlan, Error> {
     }
     config.data_dir = options.dir.join("data").display().to_string();
     config.runtime_dir = options.runtime_dir.display().to_string();
-    config.cd_folders = vec![options.image_repository.display().to_string()];
+    config.cd_folders = options.cd_folders.iter().map(|folder| folder.display().to_string()).collect();
     config.guest_shutdown_stops = false;
     config.vm.display = display(config.vm.display, options);
     networks(&mut config.vm.network, &options.publish, &mut notes)?;
@@ -181,7 +181,7 @@ fn drives(of_pod: &[Drive], objects: &Objects, options: &Options, notes: &mut Ve
     for drive in of_pod {
         let drive = match drive {
             Drive::IdeCd { file, bootindex } => {
-                Drive::IdeCd { file: cd(file, &options.image_repository), bootindex: *bootindex }
+                Drive::IdeCd { file: cd(file, &options.cd_folders), bootindex: *bootindex }
             }
             Drive::Raw { resource, bootindex, size } => {
                 let claim = objects.claim(resource)?;
@@ -201,10 +201,15 @@ fn drives(of_pod: &[Drive], objects: &Objects, options: &Options, notes: &mut Ve
     Ok(found)
 }
 
-/// The file of a CD: what the Pod finds in the image repository is in a folder here.
-fn cd(file: &str, repository: &Path) -> String {
+/// The file of a CD: what the Pod finds in the image repository is in one of the folders here, the first that has it.
+fn cd(file: &str, folders: &[PathBuf]) -> String {
     match file.strip_prefix(paths::IMAGE_REPOSITORY).and_then(|rest| rest.strip_prefix('/')) {
-        Some(name) => repository.join(name).display().to_string(),
+        Some(name) => {
+            let mut places = folders.iter().map(|folder| folder.join(name));
+            let first = places.clone().next();
+            let found = places.find(|place| place.exists()).or(first);
+            found.map_or_else(|| file.to_owned(), |place| place.display().to_string())
+        }
         None => file.to_owned(),
     }
 }

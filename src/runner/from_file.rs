@@ -49,9 +49,9 @@ pub struct FileArguments {
     /// Remove the VM's disks and other files before the start.
     #[arg(long, requires = "file")]
     pub fresh: bool,
-    /// The folder that stands for the image repository, with images of CDs [default: the folder of FILE].
-    #[arg(long, value_name = "DIR", requires = "file")]
-    pub image_repository: Option<PathBuf>,
+    /// A folder with images of CDs, which the guest may read. Can be repeated.
+    #[arg(long = "cd-folder", alias = "image-repository", value_name = "DIR", requires = "file")]
+    pub cd_folders: Vec<PathBuf>,
     /// A folder of templates over the built-in ones.
     #[arg(long, value_name = "DIR", requires = "file")]
     pub templates: Option<PathBuf>,

@@ -15,7 +15,7 @@ fn options() -> Options {
     Options {
         dir: "/home/alice/vms/apple".into(),
         runtime_dir: "/home/alice/vms/apple/run".into(),
-        image_repository: "/home/alice/cds".into(),
+        cd_folders: vec!["/home/alice/cds".into()],
         ..Options::default()
     }
 }

@@ -141,8 +141,10 @@ impl Components {
     /// Starts etcd and the API server, which come up while other things are done.
     pub fn start_api_server(&mut self) -> Result<()> {
         let Plan { dir, address, ports: [port, client_port, peer_port], node, .. } = self.plan.clone();
-        let etcd = format!("http://127.0.0.1:{client_port}");
-        let peer = format!("http://127.0.0.1:{peer_port}");
+        let etcd = format!("https://127.0.0.1:{client_port}");
+        let peer = format!("https://127.0.0.1:{peer_port}");
+        let pki = dir.join("pki");
+        let pki = pki.display();
         self.start_kubernetes(
             "etcd",
             &[
@@ -152,18 +154,28 @@ impl Components {
                 format!("--listen-peer-urls={peer}"),
                 format!("--initial-advertise-peer-urls={peer}"),
                 format!("--initial-cluster=default={peer}"),
+                // Pods with the node's network reach its loopback. etcd asks nobody what they may do.
+                "--client-cert-auth".to_owned(),
+                format!("--trusted-ca-file={pki}/etcd-ca.crt"),
+                format!("--cert-file={pki}/etcd.crt"),
+                format!("--key-file={pki}/etcd.key"),
+                "--peer-client-cert-auth".to_owned(),
+                format!("--peer-trusted-ca-file={pki}/etcd-ca.crt"),
+                format!("--peer-cert-file={pki}/etcd.crt"),
+                format!("--peer-key-file={pki}/etcd.key"),
                 // The data lives as long as the process: there is nothing to protect from a power failure.
                 "--unsafe-no-fsync".to_owned(),
                 "--log-level=error".to_owned(),
             ],
         )?;
-        let pki = dir.join("pki");
-        let pki = pki.display();
         let bind = if node.is_some() { "0.0.0.0".to_owned() } else { address.to_string() };
         self.start_kubernetes(
             "kube-apiserver",
             &[
                 format!("--etcd-servers={etcd}"),
+                format!("--etcd-cafile={pki}/etcd-ca.crt"),
+                format!("--etcd-certfile={pki}/etcd-client.crt"),
+                format!("--etcd-keyfile={pki}/etcd-client.key"),
                 format!("--secure-port={port}"),
                 format!("--bind-address={bind}"),
                 format!("--advertise-address={address}"),

@@ -80,7 +80,22 @@ pub async fn start(components: &mut Components, plan: &Plan, node: &NodePlan) ->
     )?;
     components.start_kubernetes(
         "kube-proxy",
-        &[format!("--config={INSIDE}/kube-proxy.yaml"), format!("--hostname-override={NODE}")],
+        &[
+            format!("--kubeconfig={pki}/proxy.kubeconfig"),
+            format!("--hostname-override={NODE}"),
+            "--proxy-mode=iptables".to_owned(),
+            format!("--cluster-cidr={}", node.pods),
+            // Nobody asks for these, and who may would not be checked. A file can't switch them off: there, no address means the default.
+            "--healthz-bind-address=".to_owned(),
+            "--metrics-bind-address=".to_owned(),
+            // The answer of one Pod to another must come back through the node, or its address does not fit the question.
+            "--masquerade-all".to_owned(),
+            // The limits of connection tracking are the machine's.
+            "--conntrack-max-per-core=0".to_owned(),
+            "--conntrack-min=0".to_owned(),
+            "--conntrack-tcp-timeout-established=0s".to_owned(),
+            "--conntrack-tcp-timeout-close-wait=0s".to_owned(),
+        ],
     )?;
     components.start_kubernetes(
         "local-provisioner",
@@ -196,6 +211,7 @@ state = "/run/containerd"
         "kind": "KubeletConfiguration",
         "address": address,
         "port": 10250,
+        "readOnlyPort": 0,
         "healthzPort": 0,
         "tlsCertFile": format!("{INSIDE}/pki/kubelet.crt"),
         "tlsPrivateKeyFile": format!("{INSIDE}/pki/kubelet.key"),
@@ -232,21 +248,7 @@ state = "/run/containerd"
         "syncFrequency": "5s",
         "maxPods": 250,
     });
-    write(&dir.join("kubelet.yaml"), kubelet.to_string())?;
-    let proxy = json!({
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "iptables",
-        "clientConnection": {"kubeconfig": format!("{INSIDE}/pki/proxy.kubeconfig")},
-        "clusterCIDR": pods,
-        "healthzBindAddress": "127.0.0.1:10256",
-        "metricsBindAddress": "127.0.0.1:10249",
-        // The answer of one Pod to another must come back through the node, or its address does not fit the question.
-        "iptables": {"masqueradeAll": true},
-        // The limits of connection tracking are the machine's.
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    });
-    write(&dir.join("kube-proxy.yaml"), proxy.to_string())
+    write(&dir.join("kubelet.yaml"), kubelet.to_string())
 }
 
 /// The provisioner of `tests/controlplane`.

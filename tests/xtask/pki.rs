@@ -34,6 +34,7 @@ pub fn create(dir: &Path, server: &str, address: IpAddr) -> Result<()> {
     let authority_pem = authority.self_signed(&authority_key)?.pem();
     write(&pki.join("ca.crt"), &authority_pem)?;
     let issuer = Issuer::new(authority, authority_key);
+    create_for_etcd(&pki)?;
 
     let issue = |file: &str, name: &str, organization: Option<&str>, usage, addresses: &[IpAddr]| -> Result<()> {
         let key = KeyPair::generate().context("generating a key")?;
@@ -78,6 +79,29 @@ pub fn create(dir: &Path, server: &str, address: IpAddr) -> Result<()> {
         write(&dir.join(file), kubeconfig(server, &authority_pem, user, &token)?)?;
     }
     write(&pki.join("tokens.csv"), tokens)
+}
+
+/// etcd has an authority of its own: who has a certificate of it reads and writes everything, so only etcd and the API server have one.
+fn create_for_etcd(pki: &Path) -> Result<()> {
+    let authority_key = KeyPair::generate().context("generating a key")?;
+    let mut authority = CertificateParams::new(Vec::<String>::new())?;
+    authority.distinguished_name.push(DnType::CommonName, "vm-operator test cluster's etcd");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    write(&pki.join("etcd-ca.crt"), authority.self_signed(&authority_key)?.pem())?;
+    let issuer = Issuer::new(authority, authority_key);
+    // One certificate for all ends: etcd is a client of itself, and of its peers.
+    for name in ["etcd", "etcd-client"] {
+        let key = KeyPair::generate().context("generating a key")?;
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()])?;
+        params.subject_alt_names.push(SanType::IpAddress(IpAddr::from([127, 0, 0, 1])));
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        write(&pki.join(format!("{name}.crt")), params.signed_by(&key, &issuer)?.pem())?;
+        write(&pki.join(format!("{name}.key")), key.serialize_pem())?;
+    }
+    Ok(())
 }
 
 fn kubeconfig(server: &str, authority: &str, user: &str, token: &str) -> Result<String> {

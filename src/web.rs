@@ -28,6 +28,7 @@ mod language;
 mod list;
 mod live;
 mod objects;
+mod open_users;
 mod openid;
 mod pages;
 mod palette;
@@ -151,6 +152,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         tokio::spawn(follow_certificate(certificate, key, changed));
         tls
     });
+    tokio::spawn(open_users::check(client.clone(), own_namespace.clone()));
     let sessions = Sessions::default();
     let revocations = Revocations::new(Api::namespaced(client.clone(), &own_namespace), options.sessions_secret);
     let are_sessions_known = revocations.follow(sessions.clone());

@@ -31,6 +31,8 @@ use crate::{
 
 /// For how long changes are collected.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How many VMs are listed at a time. A VM may have 1 MB, and a page is in memory as a whole.
+const PAGE: u32 = 100;
 /// How many collections a slow stream may be behind. Then its page is loaded again.
 const BEHIND: usize = 64;
 
@@ -158,7 +160,7 @@ impl Store {
     }
 
     async fn follow_vms(self: Arc<Self>, api: Api<StoredVm>, namespace: Option<String>) {
-        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        let mut events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff().boxed();
         let (mut failures, mut listed, mut is_listed) = (RepeatFilter::default(), BTreeSet::new(), false);
         while let Some(event) = events.next().await {
             match event {
@@ -216,6 +218,8 @@ impl Store {
     /// A VM as it is now.
     pub fn put(&self, mut vm: VirtualMachine) {
         ownership::trim(&mut vm);
+        // No page shows these, and they may be large. User data is a secret besides.
+        (vm.spec.cloud_init, vm.spec.template_values, vm.spec.logging_properties) = (None, None, None);
         let mut inner = lock(&self.inner);
         let (key, number) = (key(&vm), inner.number + 1);
         let known = inner.vms.get_key_value(&key);

@@ -195,8 +195,14 @@ app.kubernetes.io/name: vm-node-devices
 secret:
   secretName: {{ .Values.web.configSecret }}
 {{- else -}}
-configMap:
-  name: vm-operator
-  optional: true
+{{- /* The Secret's file takes the place of the manager's: what comes later in a projected volume does. */ -}}
+projected:
+  sources:
+    - configMap:
+        name: vm-operator
+        optional: true
+    - secret:
+        name: vm-operator-web
+        optional: true
 {{- end }}
 {{- end }}

@@ -4,6 +4,11 @@ use super::*;
 
 /// Copies recipes of the cookbook, or the set of `kubectl vm`, into one set and brings it into the namespace.
 pub fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
+    install_set_with(namespace, set, recipes, &serde_json::json!({}));
+}
+
+/// With values that only an administrator sets.
+fn install_set_with(namespace: &TestNamespace, set: &str, recipes: &[&str], own: &serde_json::Value) {
     let folder = tempfile::tempdir().unwrap();
     for recipe in recipes {
         let example = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example");
@@ -12,8 +17,21 @@ pub fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
         for (name, text) in files::files(&from).unwrap() {
             let file = folder.path().join(name);
             let before = std::fs::read_to_string(&file).unwrap_or_default();
-            std::fs::write(&file, before + &text).unwrap();
+            let text = if file.ends_with("values.schema.json") && !before.is_empty() {
+                let mut schema: serde_json::Value = serde_json::from_str(&before).unwrap();
+                json_patch::merge(&mut schema, &serde_json::from_str(&text).unwrap());
+                schema.to_string()
+            } else {
+                before + &text
+            };
+            std::fs::write(&file, text).unwrap();
         }
+    }
+    let file = folder.path().join("values.yaml");
+    if let Ok(text) = std::fs::read_to_string(&file) {
+        let mut values: serde_json::Value = serde_yaml::from_str(&text).unwrap();
+        json_patch::merge(&mut values, own);
+        std::fs::write(&file, values.to_string()).unwrap();
     }
     let pack = ["templates", "pack", "--set", set, folder.path().to_str().unwrap()];
     let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(pack).output().unwrap();
@@ -68,18 +86,22 @@ async fn recipes_run_on_a_node() {
     let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
     cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
     let devices = serde_json::json!({ "example.org/gpu": "1" });
-    manifest["spec"]["templateValues"] = serde_json::json!({ "exporter": exporter, "devices": devices });
-
     let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer"];
     let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
-    for (set, recipes, pod, containers, makes) in [
-        ("several", several.as_slice(), "demo", 1, all.as_slice()),
-        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"]),
-        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[]),
-        ("resource-classes", &["resource-classes"], "demo", 1, &[]),
-        ("gpu-and-usb", &["gpu-and-usb"], "demo", 1, &[]),
+    // What an administrator sets, and what the VM.
+    let (none, nothing) = (serde_json::json!({}), serde_json::json!({}));
+    let exporter = serde_json::json!({ "exporter": exporter });
+    let (allowed, devices) =
+        (serde_json::json!({ "allowedDevices": ["example.org/gpu"] }), serde_json::json!({ "devices": devices }));
+    for (set, recipes, pod, containers, makes, own, of_vm) in [
+        ("several", several.as_slice(), "demo", 1, all.as_slice(), &none, &nothing),
+        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"], &none, &nothing),
+        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[], &exporter, &nothing),
+        ("resource-classes", &["resource-classes"], "demo", 1, &[], &none, &nothing),
+        ("gpu-and-usb", &["gpu-and-usb"], "demo", 1, &[], &allowed, &devices),
     ] {
-        install_set(&namespace, set, recipes);
+        install_set_with(&namespace, set, recipes, own);
+        manifest["spec"]["templateValues"] = of_vm.clone();
         manifest["spec"]["templates"] = serde_json::json!({ "set": set });
         namespace.apply(&manifest.to_string());
         let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;

@@ -15,8 +15,8 @@ pub(super) async fn check(client: Client, namespace: String) {
     {
         warn!(
             namespace,
-            "the ConfigMap {CONFIG_MAP} has hashes of passwords, and the role view reads it: move the section /GuiHttpServer into a \
-             Secret: kubectl -n {namespace} create secret generic vm-operator-web --from-file=config.yaml"
+            config_map = CONFIG_MAP,
+            "hashes of passwords are in a ConfigMap, which the role view reads; they belong in the Secret vm-operator-web"
         );
     }
 }

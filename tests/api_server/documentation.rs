@@ -38,8 +38,11 @@ pub fn kubectl_vm(arguments: &[&str], folder: &Path) -> String {
 fn every_recipe_of_the_cookbook_is_short_and_passes_lint_and_its_tests() {
     assert!(recipes().len() >= 11);
     for (name, folder) in recipes() {
-        let lines: usize = files::files(&folder).unwrap().values().map(|text| text.lines().count()).sum();
-        assert!(lines <= 25, "{name} has {lines} lines");
+        // What it does; the schema says besides who may set what.
+        let all = files::files(&folder).unwrap();
+        let read = all.iter().filter(|(name, _)| !name.ends_with("values.schema.json"));
+        let lines: usize = read.map(|(_, text)| text.lines().count()).sum();
+        assert!(lines <= 35, "{name} has {lines} lines");
         kubectl_vm(&["lint", "--strict"], &folder);
         kubectl_vm(&["templates", "test"], &folder);
     }

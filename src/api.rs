@@ -25,6 +25,7 @@ pub mod reasons;
 pub mod schema;
 pub mod stats;
 pub mod status;
+mod status_views;
 pub mod stored;
 
 use std::collections::BTreeMap;

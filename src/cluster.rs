@@ -40,6 +40,7 @@ use crate::{
         Action, Plan,
         beside::is_action_beside,
         conflict::{Conflict, adopts, conflict, is_another_volume},
+        image_annotation,
     },
     power,
     process::{ErrorChain, slots::Slots},
@@ -68,6 +69,15 @@ pub struct Cluster {
 /// The number of simultaneous requests, beside those that hang. Each has its own connection, which costs time to open and memory on both
 /// sides. With 16 an API server is not always busy; more than 32 are not faster, and take memory (docs/performance.md).
 pub const REQUESTS: usize = 32;
+
+/// A VM whose status was written.
+#[derive(Debug)]
+pub struct StatusWritten {
+    /// The VM as it is now.
+    pub vm: VirtualMachine,
+    /// Why the API server refused a part of the status, which was left out.
+    pub refused: Option<String>,
+}
 
 /// The result of the execution of a plan.
 #[derive(Debug)]
@@ -355,7 +365,10 @@ impl Cluster {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
             Action::Image { key, uid, container, image } => {
-                let patch = json!({ "spec": { "initContainers": [{ "name": container, "image": image }] } });
+                let patch = json!({
+                    "metadata": { "annotations": { image_annotation(container): image } },
+                    "spec": { "initContainers": [{ "name": container, "image": image }] },
+                });
                 self.change(&namespace_of(vm), key, uid, "change the image of", Patch::Strategic(patch)).await?;
                 info!(object = %key, container, image, "changed the image");
                 self.children.metrics.wrote("image", &key.kind);
@@ -654,12 +667,38 @@ impl Cluster {
         }
     }
 
-    /// Writes the manager's part of a VM's status, on the condition that the VM has not changed since the status was derived: if no runner
+    /// Writes the manager's part of a VM's status. If the API server refuses a part of it, the rest is written. On the condition that the VM has not changed since the status was derived: if no runner
     /// has reported, the manager writes the runner's conditions, and it must not overwrite a report that arrived meanwhile.
     ///
     /// # Errors
     /// The error of the request; 409 if the VM has changed, which the watch reports.
     pub async fn write_status(
+        &self,
+        vm: &VirtualMachine,
+        wanted: &VirtualMachineStatus,
+    ) -> Result<StatusWritten, kube::Error> {
+        let mut left = wanted.clone();
+        let mut refused: Option<String> = None;
+        loop {
+            match self.write_readable_status(vm, &left).await {
+                Ok(vm) => return Ok(StatusWritten { vm, refused }),
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422 | 500) => {
+                    match ownership::without_refused(vm, &left, &answer.message) {
+                        Some((part, rest)) => {
+                            warn!(part, error = answer.message, "the API server refuses a part of the status; the rest is written");
+                            left = rest;
+                            refused.get_or_insert(answer.message);
+                        }
+                        None => return Err(kube::Error::Api(answer)),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes the status, over a stored one that has values of a wrong type if need be.
+    async fn write_readable_status(
         &self,
         vm: &VirtualMachine,
         wanted: &VirtualMachineStatus,

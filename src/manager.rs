@@ -29,6 +29,7 @@ mod settings;
 mod slow;
 mod surroundings;
 pub mod templates;
+pub mod unrest;
 pub mod vms;
 pub mod web;
 pub mod web_program;

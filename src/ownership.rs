@@ -315,6 +315,31 @@ pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Va
     status
 }
 
+/// The status without the part that the API server's `message` names, and that part. The part stays as it is stored. `None` if the message
+/// names none, or one that was taken out already.
+pub fn without_refused(
+    vm: &VirtualMachine,
+    wanted: &VirtualMachineStatus,
+    message: &str,
+) -> Option<(String, VirtualMachineStatus)> {
+    let mut status = json!(wanted);
+    let fields = status.as_object_mut()?;
+    let is_named = |name: &&String| {
+        let path = format!("status.{name}");
+        message.match_indices(&path).any(|(at, _)| {
+            let next = message[at + path.len()..].chars().next();
+            !next.is_some_and(char::is_alphanumeric)
+        })
+    };
+    let part = fields.keys().find(is_named)?.clone();
+    let stored = json!(vm.status).get(&part).cloned();
+    match stored.filter(|stored| fields.get(&part) != Some(stored)) {
+        Some(stored) => drop(fields.insert(part.clone(), stored)),
+        None => drop(fields.remove(&part)),
+    }
+    Some((part, serde_json::from_value(status).ok()?))
+}
+
 /// The whole status, for a write that is no apply: `wanted` over the current one.
 pub fn merged_status(current: &VirtualMachineStatus, wanted: &VirtualMachineStatus) -> Value {
     let mut merged = json!(current);
@@ -413,6 +438,24 @@ mod tests {
 
     use super::*;
     use crate::test_support::vm;
+
+    #[test]
+    fn what_the_api_server_refuses_of_a_status_is_left_out_and_the_rest_is_written() {
+        let status = |cpus: u32| json!({ "cpus": cpus, "nodeName": "n", "phase": "Running" });
+        let vm = vm(|vm| vm["status"] = status(1));
+        let wanted: VirtualMachineStatus = serde_json::from_value(status(2)).unwrap();
+        let without = |wanted: &VirtualMachineStatus, message: &str| {
+            without_refused(&vm, wanted, message).map(|(part, rest)| (part, json!(rest)))
+        };
+        let (part, stored) = without(&wanted, "VirtualMachine \"a\" is invalid: status.cpus: Invalid value: 2").unwrap();
+        assert_eq!((part.as_str(), &stored), ("cpus", &status(1)));
+        // What is stored is refused, too.
+        let (_, rest) = without(&serde_json::from_value(stored).unwrap(), ".status.cpus: no").unwrap();
+        assert_eq!(rest, json!({ "nodeName": "n", "phase": "Running" }));
+        let (part, _) = without(&wanted, "failed: .status.nodeName: field not declared in schema").unwrap();
+        assert_eq!(part, "nodeName");
+        assert_eq!(without(&wanted, "a webhook says no to status.cpusAndMore"), None);
+    }
 
     fn owns(owned: Value, rendered: Value) -> bool {
         covers(&owned, &rendered, &["apiVersion", "kind"], 0)

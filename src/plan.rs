@@ -57,7 +57,10 @@ pub mod pending;
 mod retry;
 pub mod unstarted;
 
-pub use self::action::{Action, DeleteReason, Wait};
+pub use self::{
+    action::{Action, DeleteReason, Wait},
+    metadata::image_annotation,
+};
 use self::{
     beside::is_beside,
     guests::Guests,
@@ -434,7 +437,7 @@ impl<'a> Planner<'a> {
     /// The object is created only when the Pods that other templates created are gone.
     fn wait_for_unrendered_pods(&mut self, object: &Rendered, pods: &[&Arc<Object>]) {
         for pod in pods {
-            self.plan.pending.push(pending::created_after_pod(object, pod));
+            pending::add(&mut self.plan.pending, [pending::created_after_pod(object, pod)]);
             let wait = Wait::Gone(pod.key.clone());
             if !self.plan.waits.contains(&wait) {
                 self.plan.waits.push(wait);
@@ -474,6 +477,7 @@ impl<'a> Planner<'a> {
 
     fn create_runtime_object(&mut self, object: &Rendered) {
         let object = metadata::with_restart(object, self.vm.annotations().get(RESTARTED_ANNOTATION));
+        let object = if object.key.is_pod() { metadata::with_images(object) } else { object };
         self.plan.steps[1].push(Action::Apply { object, uid: None });
     }
 
@@ -576,7 +580,7 @@ impl<'a> Planner<'a> {
                 .map(|owners| label(json!({ "metadata": { "ownerReferences": owners } }))),
             Update::AtStart => {
                 if !is_same {
-                    let mut changes = pending::changes(object, found);
+                    let mut changes = pending::changes(object, &metadata::with_rendered_images(found));
                     let image = Some(&mut changes).filter(|_| object.key.is_pod()).and_then(pending::take_agent_image);
                     self.plan.steps[step].extend(image.map(|image| Action::Image {
                         key: object.key.clone(),
@@ -584,7 +588,7 @@ impl<'a> Planner<'a> {
                         container: AGENT_NAME.into(),
                         image,
                     }));
-                    self.plan.pending.extend(changes);
+                    pending::add(&mut self.plan.pending, changes);
                 }
                 metadata::patch(object, found).map(label)
             }

@@ -13,7 +13,8 @@
 //! [`steering`] removes from the VM what only templates may say.
 //!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
-//! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest` and `hidden` look at a set from above.
+//! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest`, `mounts` and `hidden` look at a set from
+//! above.
 //! `check` is above all: it calls [`render`] and uses `valid`.
 
 pub mod builtin;
@@ -27,6 +28,7 @@ pub mod hidden;
 pub mod kept;
 mod legacy;
 mod library;
+mod mounts;
 pub mod outline;
 pub mod output;
 pub mod patches;
@@ -99,7 +101,9 @@ fn render_valid(
 ) -> Result<Vec<Rendered>, TemplateError> {
     let stored = vm;
     let vm = &steering::without(vm);
-    let context = context_of(vm, observed, config, random, templates)?.value();
+    let context = context_of(vm, observed, config, random, templates)?;
+    let claims: Vec<String> = context.claims().map(str::to_owned).collect();
+    let context = context.value();
     let mut documents = documents(templates, &context)?;
     for patch in templates.patches(&context)? {
         patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
@@ -114,6 +118,7 @@ fn render_valid(
         objects.push(object);
     }
     guest::check(&objects, templates)?;
+    mounts::check(stored, observed, claims.iter().map(String::as_str), &objects)?;
     Ok(objects)
 }
 

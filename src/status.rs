@@ -72,6 +72,8 @@ pub struct Outcome {
     pub node: NodeState,
     /// Why the VM is not as its spec wants it, where that was looked up: the message of Ready.
     pub cause: Option<String>,
+    /// Why the manager waits before it writes the VM again.
+    pub unrest: Option<Problem>,
 }
 
 /// Why a VM is not as its spec wants it.
@@ -207,6 +209,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         addresses: pods.own.map(addresses).filter(|addresses| !addresses.is_empty()),
         ..VirtualMachineStatus::default()
     }
+    .valid()
 }
 
 fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Option<NewCondition> {
@@ -230,7 +233,10 @@ fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
         Wait::NotOurs(key) => ready::name_taken(key),
         wait => Problem::new(Reason::WaitingForDeletion, format!("waiting until {} is gone", wait.key())),
     });
-    let Problem { reason, message } = reconciled.outcome.beside.iter().cloned().chain(waits).next()?;
+    let Problem { reason, message } = {
+        let Outcome { beside, unrest, .. } = reconciled.outcome;
+        beside.iter().cloned().chain(waits).chain(unrest.clone()).next()?
+    };
     Some(NewCondition { type_: OBJECTS_READY, status: false, reason, message })
 }
 

@@ -5,6 +5,9 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is test code")]
 
+#[path = "support/status_schema.rs"]
+mod status_schema;
+
 use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
@@ -12,7 +15,7 @@ use kube::core::DynamicObject;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vm_operator::{
-    api::{PowerState, StoredVm, VirtualMachine, stored},
+    api::{PowerState, StoredVm, VirtualMachine, crd::crds, stored},
     config::ReconcilerConfig,
     object::Rendered,
     observed::{Object, Observed},
@@ -21,6 +24,8 @@ use vm_operator::{
     render::{RandomInput, TemplateError, TemplateSet, render},
     status::{Outcome, Reconciled, Source, status},
 };
+
+use status_schema::StatusSchema;
 
 /// What a client can't change, or what is not the VM's any more with another value.
 const FIXED: [&str; 6] =
@@ -64,7 +69,13 @@ fn values() -> Vec<Value> {
             4294967295, -9223372036854775808, "9999-12-31T23:59:59Z", "-009999-01-01T00:00:00Z", [], [null], ["x"], [{}], {}, {"a": null}, {"a": "b"}, {"a": {"b": []}}]"#,
     )
     .unwrap();
-    values.extend([json!("\u{0}\u{2028}"), json!("x".repeat(10_000)), nested(90), nested(126), nested(1000)]);
+    values.extend([
+        json!("\u{0}\u{2028}\u{7f}\u{80}\u{9b}\u{feff}"),
+        json!("x".repeat(10_000)),
+        nested(90),
+        nested(126),
+        nested(1000),
+    ]);
     values
 }
 
@@ -113,7 +124,13 @@ fn objects(vm: &Value, set: &TemplateSet, pod_phase: &str) -> Observed {
 }
 
 /// Checks what the manager does with the VM.
-fn check(vm: &VirtualMachine, observed: &Observed, rendered: Result<&[Rendered], &TemplateError>, case: &str) {
+fn check(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    rendered: Result<&[Rendered], &TemplateError>,
+    schema: &StatusSchema,
+    case: &str,
+) {
     let plan = plan(vm, observed, rendered.ok());
     let mut is_stopped = false;
     for action in plan.steps.iter().flatten() {
@@ -130,6 +147,7 @@ fn check(vm: &VirtualMachine, observed: &Observed, rendered: Result<&[Rendered],
     let outcome = Outcome::default();
     let reconciled = Reconciled { vm, observed, plan: &plan, rendered, outcome: &outcome, source: Source::default() };
     let status = json!(status(&reconciled));
+    assert_eq!(schema.problems(&status), [""; 0], "{case}");
     let conditions = status["conditions"].as_array().unwrap();
     let templates = conditions.iter().find(|condition| condition["type"] == "TemplatesValid").unwrap();
     assert_eq!(templates["reason"] == "InvalidSpec", vm.spec.invalid.is_some(), "{case}: {templates}");
@@ -147,7 +165,7 @@ fn check_running(vm: &VirtualMachine, observed: &Observed, rendered: Result<&[Re
 
 #[test]
 fn a_vm_with_any_single_bad_value_can_be_stopped_and_nothing_else_is_deleted() {
-    let set = TemplateSet::builtin().unwrap();
+    let (set, schema) = (TemplateSet::builtin().unwrap(), StatusSchema::new(crds()));
     let (vms, values) = (base_vms(), values());
     let neighbour = &vms[0];
     let alone = json!(stored::read(&neighbour.to_string()).unwrap());
@@ -179,7 +197,7 @@ fn a_vm_with_any_single_bad_value_can_be_stopped_and_nothing_else_is_deleted() {
                     Err(TemplateError::refused("x.yaml.j2", "not rendered in this test"))
                 };
                 failures += usize::from(rendered.is_err() && is_new);
-                check(&bad, &observed, rendered.as_deref(), &case);
+                check(&bad, &observed, rendered.as_deref(), &schema, &case);
                 if is_new && !place.starts_with("/spec/vm/state") {
                     let mut running = bad.clone();
                     running.spec.vm.state = PowerState::Running;

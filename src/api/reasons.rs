@@ -81,6 +81,7 @@ reasons! {
     NameTaken, "Ready=False, ObjectsReady=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
     ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
     ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
+    Restless, "ObjectsReady=False, event", Warning, "The manager has written the VM's objects or its status again and again although nobody has changed the VM, so it waits between two writes: a template renders something else after each write, or another client changes the same fields.";
     MountMissing, "Ready=False, event", Warning, "The Pod would mount a Secret or a ConfigMap that does not exist, or lacks the key; the message names it. The VM starts when it is there.";
     SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret or ConfigMap that is not meant for VMs, or from a Secret that does not exist. The message has the label that the object needs.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";

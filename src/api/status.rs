@@ -3,8 +3,6 @@
 //! Two field managers write the status: the manager writes as `vm-operator-status`, the runner as `vm-runner`. Lists that both write
 //! (`conditions`) are maps by key, so each owns only its own entries.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
@@ -168,32 +166,6 @@ pub struct NewDisks {
     /// Those that the manager has not made for this VM, or that are gone, by name. Somebody may have used them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<String>,
-}
-
-impl VirtualMachineStatus {
-    /// The status without what the definition does not allow although the types here do: items of a list with the same key, conditions with
-    /// another status than True, False or Unknown, and an `osinfo` that is no object.
-    pub fn valid(mut self) -> Self {
-        self.osinfo = self.osinfo.filter(Value::is_object);
-        self.conditions.retain(|condition| ["True", "False", "Unknown"].contains(&condition.status.as_str()));
-        keep_first(&mut self.conditions, |condition| condition.type_.clone());
-        keep_first(&mut self.object_kinds, Clone::clone);
-        keep_first(&mut self.pending_changes, |change| change.path.clone());
-        keep_first(&mut self.claims, |claim| claim.name.clone());
-        for claim in &mut self.claims {
-            keep_first(&mut claim.findings, |finding| finding.reason);
-        }
-        if let Some(addresses) = &mut self.addresses {
-            keep_first(addresses, |address| address.address.clone());
-        }
-        self
-    }
-}
-
-/// Of the items with the same key, keeps the first.
-fn keep_first<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
-    let mut known = BTreeSet::new();
-    items.retain(|item| known.insert(key(item)));
 }
 
 /// Kinds as a map whose key is all fields.

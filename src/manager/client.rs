@@ -1,7 +1,7 @@
 //! The client through which the manager works.
 //!
 //! ```text
-//!  request ─▶ redirect is an error ─▶ retry (429, 503, 504) ─▶ fence: may we write? may we still? ─▶ timeout ─▶ API server
+//!  request ─▶ an apply is made YAML ─▶ redirect is an error ─▶ retry (429, 503, 504) ─▶ fence: may we write? may we still? ─▶ timeout ─▶ API server
 //! ```
 //!
 //! A write that is not answered when the fence closes is cancelled: the connection is closed (HTTP/1) or the stream is reset (HTTP/2), and
@@ -9,12 +9,16 @@
 //! another manager leads.
 
 use std::{
+    fmt::Write as _,
     task::{Context, Poll},
     time::Duration,
 };
 
 use anyhow::Context as _;
-use axum::http::{Request, Response, header::RETRY_AFTER};
+use axum::http::{
+    Request, Response,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use kube::{
     Client,
@@ -26,7 +30,7 @@ use tower::{
     layer::{layer_fn, util::Stack},
     retry::RetryLayer,
     timeout::TimeoutLayer,
-    util::{MapResponseLayer, MapResultLayer},
+    util::{MapRequestLayer, MapResponseLayer, MapResultLayer},
 };
 
 use super::leader::{BootTime, Fence};
@@ -59,7 +63,40 @@ pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> 
     let checked = limited.with_layer(&layer_fn(move |inner| Fenced { inner, fence: fence.clone() }));
     // A retry needs a clone of the service, which the buffer makes possible.
     let cloneable = checked.with_layer(&BufferLayer::new(WAITING));
-    Ok(cloneable.with_layer(&retrying()?).with_layer(&MapResultLayer::new(no_redirect)).build())
+    let retried = cloneable.with_layer(&retrying()?).with_layer(&MapResultLayer::new(no_redirect));
+    Ok(retried.with_layer(&MapRequestLayer::new(as_yaml)).build())
+}
+
+/// Makes the body of an apply valid YAML. The API server reads it as such, and refuses an object that has one of these characters anywhere.
+fn as_yaml(mut request: Request<Body>) -> Request<Body> {
+    let is_apply =
+        |kind: &axum::http::HeaderValue| kind.as_bytes().starts_with(b"application/apply-patch".as_slice());
+    if request.headers().get(CONTENT_TYPE).is_some_and(is_apply)
+        && let Some(copy) = request.body().try_clone()
+        && let Some(Ok(bytes)) = copy.collect_bytes().now_or_never()
+        && let Some(escaped) = std::str::from_utf8(&bytes).ok().and_then(escaped)
+    {
+        *request.body_mut() = Body::from(escaped.into_bytes());
+    }
+    request
+}
+
+/// JSON in which the characters are escaped that YAML refuses, or reads as a line break. They occur only in texts.
+fn escaped(json: &str) -> Option<String> {
+    let is_refused = |character: char| {
+        matches!(character, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    };
+    json.contains(is_refused).then(|| {
+        let mut escaped = String::with_capacity(json.len() + 64);
+        for character in json.chars() {
+            if is_refused(character) {
+                let _ = write!(escaped, "\\u{:04x}", u32::from(character));
+            } else {
+                escaped.push(character);
+            }
+        }
+        escaped
+    })
 }
 
 /// A service that sends a write only while the fence is open, and waits for the answer only so long.
@@ -143,6 +180,17 @@ mod tests {
 
     use super::*;
     use crate::{process::ErrorChain, test_support::played};
+
+    #[test]
+    fn an_apply_has_no_character_that_yaml_refuses() {
+        let text = "a\u{7f}\u{80}\u{85}\u{9f}\u{2028}\u{feff}\u{ffff}\u{e9}\u{1f34e}";
+        let json = serde_json::to_string(text).unwrap();
+        let escaped = escaped(&json).unwrap();
+        assert_eq!(escaped, "\"a\\u007f\\u0080\\u0085\\u009f\\u2028\\ufeff\\uffff\u{e9}\u{1f34e}\"");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
+        assert_eq!(serde_yaml::from_str::<String>(&escaped).unwrap(), text);
+        assert_eq!(super::escaped("{\"a\": \"\u{e9}\"}"), None);
+    }
 
     #[tokio::test]
     async fn a_manager_that_does_not_lead_reads_and_does_not_write() {

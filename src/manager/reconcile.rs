@@ -15,7 +15,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
@@ -33,7 +33,7 @@ use crate::{
     },
     claims,
     cluster::{
-        ActionError, Cluster, Executed, api_label,
+        ActionError, Cluster, Executed, StatusWritten, api_label,
         packed::PackedVm,
         watch::{UnknownKind, WatchError},
     },
@@ -47,6 +47,7 @@ use crate::{
         renderer::{Input, Renderer},
         surroundings::{Surroundings, Unread},
         templates::InForce,
+        unrest::Unrest,
         written::Written,
     },
     object::{Rendered, is_workload, pods},
@@ -114,6 +115,7 @@ pub struct Reconciler {
     debug: DebugRecords,
     renderer: Arc<Renderer>,
     agents: Agents,
+    unrest: Unrest,
     surroundings: Surroundings,
     /// The VMs as the last writes of their status returned them.
     pub written: Written,
@@ -193,6 +195,7 @@ impl Reconciler {
             debug,
             renderer,
             agents,
+            unrest: Unrest::default(),
             written: Written::default(),
             failing: Mutex::default(),
         }
@@ -221,6 +224,10 @@ impl Reconciler {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
         }
         self.pools.borrow().log_in(&mut vm);
+        if let Some(pause) = self.unrest.pause(&name, &vm, Instant::now()) {
+            debug!(?pause, "the VM is written again and again: it waits");
+            return Ok(Some(pause));
+        }
         let inputs = Inputs { config: self.config.borrow().clone(), templates: self.templates.borrow().clone() };
 
         // 1. Observe. Waits until the kinds that are needed are listed.
@@ -257,7 +264,10 @@ impl Reconciler {
                 None => NodeState::default(),
             },
             cause: None,
+            unrest: None,
         };
+        let unrest = self.unrest.problem(&name, Instant::now());
+        let outcome = Outcome { unrest: unrest.as_ref().map(|(problem, _)| problem.clone()), ..outcome };
 
         // 4. Report. Derives events and the status, then writes them.
         if plan.steps.iter().any(|step| !step.is_empty()) {
@@ -275,6 +285,10 @@ impl Reconciler {
         let Explained { wanted, look } = self.explain(&reconciled, status(&reconciled)).await;
         let written = self.report(&reconciled, &wanted, &done).await;
         self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
+        if (!done.is_empty() || matches!(written, Ok(true))) && self.unrest.wrote(&name, &vm, Instant::now()) {
+            let last: Vec<String> = done.iter().map(|action| action.key().to_string()).collect();
+            warn!(objects = last.join(", "), status = matches!(written, Ok(true)), "the VM is written again and again");
+        }
         if !written? {
             self.write_stopped(&vm, &plan).await?;
         }
@@ -290,7 +304,10 @@ impl Reconciler {
         }
         lock(&self.failing).remove(&name);
         let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
-        let next = schedule::requeue_after(plan.requeue_after.into_iter().chain(look).min(), is_listing);
+        let next = {
+            let at_rest = unrest.map(|(_, again)| again);
+            schedule::requeue_after(plan.requeue_after.into_iter().chain(look).chain(at_rest).min(), is_listing)
+        };
         self.debug.succeeded(&vm, next);
         Ok(next)
     }
@@ -486,13 +503,20 @@ impl Reconciler {
         self.debug.forget(name, namespace);
         self.written.forget(&vm);
         self.agents.forget(&vm);
+        self.unrest.forget(&vm);
         lock(&self.failing).remove(&vm);
     }
 
     /// Writes the status. Returns false if the VM was deleted or changed meanwhile, which the watch reports.
     async fn write_status(&self, vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Result<bool, ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
-            Ok(mut written) => {
+            Ok(StatusWritten { vm: mut written, refused }) => {
+                if let Some(message) = refused {
+                    self.record(vm, vec![events::status_refused(&message)]);
+                    if written.metadata.resource_version == vm.metadata.resource_version {
+                        return Ok(false);
+                    }
+                }
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 trim(&mut written);

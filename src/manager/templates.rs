@@ -9,6 +9,7 @@
 //! A set is used as a whole or not at all. A set that is refused does not hold up another one.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashSet},
     path::PathBuf,
     sync::Arc,
@@ -517,11 +518,11 @@ impl Loader {
 /// Tries an object with a dry run. Returns whether the API server accepts it. If it refuses the object, and refuses the one of the set in use
 /// too, that is the VM's own matter: its spec, a quota of its namespace, a port that is taken. `Err(None)`: the API server did not answer.
 async fn try_out(sample: &Sample, cluster: &Cluster) -> Result<bool, Option<Refused>> {
-    let Sample { vm, object, former } = sample;
-    let Err(error) = dry_run(vm, object, cluster).await? else { return Ok(true) };
+    let Sample { vm, object, former, exists } = sample;
+    let Err(error) = dry_run(vm, object, *exists, cluster).await? else { return Ok(true) };
     let is_own = match former {
         _ if error.is_of_namespace() => true,
-        Some(former) => dry_run(vm, former, cluster).await?.is_err(),
+        Some(former) => dry_run(vm, former, *exists && former.key == object.key, cluster).await?.is_err(),
         None => false,
     };
     if is_own {
@@ -539,13 +540,15 @@ async fn try_out(sample: &Sample, cluster: &Cluster) -> Result<bool, Option<Refu
     Err(Some(Refused { error, vm: Some(Box::new(vm.clone())) }))
 }
 
-/// The API server's answer. `Err(None)`: there is none.
+/// The API server's answer to a change of the object that `exists`, or to a new object. `Err(None)`: there is none.
 async fn dry_run(
     vm: &VirtualMachine,
     object: &Rendered,
+    exists: bool,
     cluster: &Cluster,
 ) -> Result<Result<(), ActionError>, Option<Refused>> {
-    match cluster.dry_run(vm, &check::trial(object)).await {
+    let object = if exists { Cow::Borrowed(object) } else { Cow::Owned(check::trial(object)) };
+    match cluster.dry_run(vm, &object).await {
         Err(error) if error.is_transient() => {
             warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
             Err(None)

@@ -1,6 +1,6 @@
 //! Labels, annotations and owners of an existing object whose other fields stay as they are.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use serde_json::{Map, Value, json};
 
@@ -17,6 +17,49 @@ pub(super) const OF_WHOLE_OBJECT: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATI
 /// no volumes yet, so they wait until it has one.
 pub(super) const FOR_KUBELET: [&str; 2] = ["vmrunner.jdrupes.org/cmVersion", "vmrunner.jdrupes.org/dpVersion"];
 
+/// The images of a Pod's containers as they were rendered, an annotation for each container. An admission webhook may write another image into
+/// the Pod (that of a mirror), and that is no change of the templates.
+pub const IMAGE_ANNOTATION: &str = "image.vmoperator.jdrupes.org/";
+
+/// The annotation with the rendered image of a container.
+pub fn image_annotation(container: &str) -> String {
+    format!("{IMAGE_ANNOTATION}{container}")
+}
+
+/// A Pod to be created, with the images that are rendered for it.
+pub(super) fn with_images(mut pod: Rendered) -> Rendered {
+    let images: Vec<(String, Value)> = containers(&pod.value["spec"])
+        .filter_map(|container| Some((image_annotation(container["name"].as_str()?), container.get("image")?.clone())))
+        .collect();
+    let annotations = Arc::make_mut(&mut pod.value)["metadata"]["annotations"].as_object_mut();
+    annotations.into_iter().for_each(|annotations| annotations.extend(images.iter().cloned()));
+    pod
+}
+
+/// An existing Pod with the images that were rendered for it, in place of those that it has.
+pub(super) fn with_rendered_images(pod: &Object) -> Cow<'_, Object> {
+    let image = |container: &Value| pod.annotations.get(&image_annotation(container["name"].as_str()?));
+    let differs = |container: &Value| image(container).is_some_and(|image| container["image"] != image.as_str());
+    if !containers(&pod.spec).any(differs) {
+        return Cow::Borrowed(pod);
+    }
+    let mut spec = pod.spec.clone();
+    for list in CONTAINERS {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(image) = image(container) {
+                container["image"] = json!(image);
+            }
+        }
+    }
+    Cow::Owned(Object { spec, ..pod.clone() })
+}
+
+const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
+
+fn containers(spec: &Value) -> impl Iterator<Item = &Value> {
+    CONTAINERS.into_iter().filter_map(|list| spec.get(list)?.as_array()).flatten()
+}
+
 /// The object with the value of the restart annotation for which it was created.
 pub(super) fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {
     let mut object = object.clone();
@@ -30,7 +73,8 @@ pub(super) fn with_restart(object: &Rendered, restart: Option<&String>) -> Rende
 /// annotation stays: it describes from what the rest of the object was rendered.
 pub(super) fn patch(object: &Rendered, found: &Object) -> Option<Value> {
     let has_kubelet = !found.key.is_pod() || found.node_name().is_some();
-    let is_skipped = |name: &str| OF_WHOLE_OBJECT.contains(&name) || (FOR_KUBELET.contains(&name) && !has_kubelet);
+    let is_of_whole = |name: &str| OF_WHOLE_OBJECT.contains(&name) || name.starts_with(IMAGE_ANNOTATION);
+    let is_skipped = |name: &str| is_of_whole(name) || (FOR_KUBELET.contains(&name) && !has_kubelet);
     let owned: Vec<Value> = [&found.owned, &found.patched].into_iter().flatten().map(Json::value).collect();
     let mut metadata = Map::new();
     for (field, current) in [("labels", &found.labels), ("annotations", &found.annotations)] {

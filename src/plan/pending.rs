@@ -7,7 +7,7 @@
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>). Such a value was applied as it is, except for
 //! the API server's own additions ([`is_default`], [`DEFAULT_TOLERATIONS`]). So whatever else it has more than the rendered one is a change.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
@@ -68,6 +68,17 @@ pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<Pe
         }
     }
     changes.found
+}
+
+/// Adds changes to a list so that no path is in it twice, because `status.pendingChanges` is a map by path. Changes of two objects, or of two
+/// items that a template renders with the same key, get numbers.
+pub fn add(list: &mut Vec<PendingChange>, changes: impl IntoIterator<Item = PendingChange>) {
+    for change in changes {
+        let is_free = |path: &String| list.iter().all(|other| other.path != *path);
+        let numbered = (2..).map(|number| format!("{}#{number}", change.path));
+        let path = std::iter::once(change.path.clone()).chain(numbered).find(is_free).unwrap_or_default();
+        list.push(PendingChange { path, ..change });
+    }
 }
 
 /// The object that is created when `pod`, which other templates created, is gone.
@@ -175,6 +186,7 @@ impl Changes {
     /// Compares a list whose items have keys (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
     fn compare_items(&mut self, path: &str, wanted: &[Value], current: &[Value], owned: Option<&Value>) {
         let keys: Vec<ItemKey<'_>> = fields(owned).filter_map(ItemKey::parse).collect();
+        let label = |item| keys.first().map_or_else(|| Value::to_string(item), |key| key.label(item));
         let mut is_wanted = vec![false; current.len()];
         for item in wanted {
             let place = format!("{path}[{}]", label(item));
@@ -212,27 +224,34 @@ impl<'a> ItemKey<'a> {
     fn is_of(&self, item: &Value) -> bool {
         self.fields.iter().all(|(name, value)| item.get(name) == Some(value))
     }
+
+    /// What names an item of this key's list in a path: the values of all key fields, as in `ports[53/UDP]`.
+    fn label(&self, item: &Value) -> String {
+        let text = |name: &String| match key_field(item, name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => String::new(),
+        };
+        self.fields.keys().map(text).collect::<Vec<_>>().join("/")
+    }
+}
+
+/// A field of an item's key. The API server fills in the protocol of a port, the only key field that it does
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#ports>).
+fn key_field<'a>(item: &'a Value, name: &str) -> Option<&'a Value> {
+    static TCP: LazyLock<Value> = LazyLock::new(|| "TCP".into());
+    item.get(name).or_else(|| (name == "protocol").then(|| &*TCP))
 }
 
 /// Whether two items have the same key. The first of the list's `keys` says which fields are the key. The API server may have added a
 /// default to `current`, so a key field that is missing in `wanted` is not compared.
 fn has_same_key(keys: &[ItemKey<'_>], wanted: &Value, current: &Value) -> bool {
     let mut names = keys.first().into_iter().flat_map(|key| key.fields.keys());
-    names.all(|name| wanted.get(name).is_none() || wanted.get(name) == current.get(name))
+    names.all(|name| key_field(wanted, name).is_none_or(|wanted| Some(wanted) == key_field(current, name)))
 }
 
 fn fields(owned: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
     owned.and_then(Value::as_object).into_iter().flatten()
-}
-
-/// The name of a list item in a path.
-fn label(item: &Value) -> String {
-    let name = ["name", "mountPath", "devicePath", "containerPort", "key"].into_iter().find_map(|name| item.get(name));
-    match name {
-        Some(Value::String(name)) => name.clone(),
-        Some(other) => other.to_string(),
-        None => item.to_string(),
-    }
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -429,6 +448,48 @@ mod tests {
             };
             assert_eq!(paths, expected, "{wanted} {current}");
         }
+    }
+
+    #[test]
+    fn no_path_is_twice_whatever_the_templates_render() {
+        let wanted = json!({
+            "ports": [{ "containerPort": 53 }, { "containerPort": 53, "protocol": "UDP" }],
+            "volumeMounts": [{ "name": "v", "mountPath": "/b" }, { "name": "v", "mountPath": "/c" }],
+            "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }],
+        });
+        let current = json!({
+            "ports": [{ "containerPort": 53, "protocol": "UDP" }],
+            "volumeMounts": [{ "name": "v", "mountPath": "/a" }],
+            "env": [{ "name": "B" }],
+        });
+        let item = |key: &str| json!({ key: { ".": {}, "f:x": {} } });
+        let owned = json!({
+            "f:ports": item("k:{\"containerPort\":53,\"protocol\":\"UDP\"}"),
+            "f:volumeMounts": item("k:{\"mountPath\":\"/a\"}"),
+            "f:env": item("k:{\"name\":\"B\"}"),
+        });
+        let found = compare(&wanted, &current, &owned);
+        let changes = found.into_iter().map(|(path, ..)| PendingChange {
+            path,
+            current: None,
+            wanted: None,
+            reason: String::new(),
+        });
+        let mut list = Vec::new();
+        add(&mut list, changes);
+        let mut paths: Vec<&str> =
+            list.iter().map(|change| change.path.trim_start_matches("objects/Pod/spec.")).collect();
+        paths.sort_unstable();
+        let expected = [
+            "env[A]",
+            "env[A]#2",
+            "env[B]",
+            "ports[53/TCP]",
+            "volumeMounts[/a]",
+            "volumeMounts[/b]",
+            "volumeMounts[/c]",
+        ];
+        assert_eq!(paths, expected);
     }
 
     #[test]

@@ -9,11 +9,13 @@ use kube::core::{ObjectMeta, TypeMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{RandomInput, TemplateError, TemplateSet, first_start, guest::runs_guest, render, valid};
+use super::{
+    RandomInput, TemplateError, TemplateSet, first_start, guest::runs_guest, mounts::Owners as Claims, render, valid,
+};
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, VirtualMachineStatus},
     config::{LoadBalancerService, ReconcilerConfig},
-    object::{CONTAINER_NAME, Lifetime, ObjectKey, Rendered},
+    object::{CONTAINER_NAME, Lifetime, ObjectKey, Rendered, Update},
     observed::Observed,
 };
 
@@ -48,6 +50,8 @@ pub struct Sample {
     pub object: Rendered,
     /// The object as the set in use renders it. If the API server refuses this one too, the refusal is the VM's own matter.
     pub former: Option<Rendered>,
+    /// Whether the manager would change an object that exists: some fields can't be changed any more.
+    pub exists: bool,
 }
 
 /// What a new set does with a kind of objects.
@@ -87,27 +91,42 @@ pub struct Refusal {
     pub error: TemplateError,
 }
 
-/// Renders all VMs with the current set and with the new one.
-///
-/// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
-/// no values of its own, the defaults of the set do not match its schema.
+/// Renders all VMs with the current set and with the new one, under one configuration: [`check_change`].
 ///
 /// # Errors
-/// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
+/// As [`check_change`].
 pub fn check(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Refusal> {
+    check_change(old, config, new, config, vms)
+}
+
+/// Renders all VMs with the current set and configuration, and with the new ones. A VM that runs is also rendered as it is when it is stopped,
+/// and as it was when it was new: a set that needs what only a running VM has would keep it from its next start.
+///
+/// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
+/// no values of its own, the defaults of the set do not match its schema.
+///
+/// # Errors
+/// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
+pub fn check_change(
+    old: Option<&TemplateSet>,
+    old_config: &ReconcilerConfig,
+    new: &TemplateSet,
+    config: &ReconcilerConfig,
+    vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+) -> Result<Outcome, Refusal> {
     let random = RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() };
     let mut outcome = Outcome::default();
     let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
     let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
     let mut of_defaults = None;
-    let mut owners = HashMap::new();
+    let (mut owners, mut claims) = (HashMap::new(), Claims::default());
     for (vm, observed) in vms {
-        let before = old.map(|old| render(&vm, &observed, config, &random, old));
+        let before = old.map(|old| render(&vm, &observed, old_config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
             Err(error) if error.of_values => {
@@ -129,10 +148,20 @@ pub fn check(
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(refusal(&vm, error)),
         };
+        for (vm, observed, what) in at_other_times(&vm, &observed) {
+            if let Err(error) = render(&vm, &observed, config, &random, new)
+                && old.is_some_and(|old| render(&vm, &observed, old_config, &random, old).is_ok())
+            {
+                let message = format!("{what}: {}", error.message);
+                return Err(refusal(&vm, TemplateError { message, ..error }));
+            }
+        }
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
         let is_rendered = matches!(before, Some(Ok(_)));
         let before = before.and_then(Result::ok).unwrap_or_default();
+        claims.add_vm(&vm, &observed, &before);
+        claims.add_mounts(&Arc::new(metadata(&vm)), &after);
         for object in &after {
             note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
         }
@@ -157,11 +186,17 @@ pub fn check(
                 let error = TemplateError::refused(&object.template, format!("{}: {problem}", object.key));
                 return Err(refusal(&vm, error));
             }
-            let key = (object.template.clone(), shape(&object.value));
+            let exists = changes_existing(&observed, &object);
+            let key = (object.template.clone(), format!("{exists} {}", shape(&object.value)));
             if samples.len() < SAMPLES || samples.contains_key(&key) {
-                add_sample(samples.entry(key).or_default(), &vm, &object, former(&before, &object));
+                let former = former(&before, &object).cloned();
+                let sample = || Sample { vm: metadata(&vm), object: object.clone(), former: former.clone(), exists };
+                add_sample(samples.entry(key).or_default(), &vm, sample);
             }
         }
+    }
+    if let Some((vm, error)) = claims.foreign() {
+        return Err(refusal(&vm, error));
     }
     if let Some(refusal) = of_defaults.filter(|_| outcome.vms == 0) {
         return Err(refusal);
@@ -221,9 +256,8 @@ fn former<'a>(before: &'a [Rendered], object: &Rendered) -> Option<&'a Rendered>
 }
 
 /// Adds an object to those of its shape. Objects of different namespaces are preferred: a namespace may have a quota that is used up.
-fn add_sample(of_shape: &mut Vec<Sample>, vm: &VirtualMachine, object: &Rendered, former: Option<&Rendered>) {
+fn add_sample(of_shape: &mut Vec<Sample>, vm: &VirtualMachine, sample: impl Fn() -> Sample) {
     let place = |sample: &Sample| sample.vm.metadata.namespace.clone();
-    let sample = || Sample { vm: metadata(vm), object: object.clone(), former: former.cloned() };
     if of_shape.len() < OF_A_SHAPE {
         of_shape.push(sample());
     } else if of_shape.iter().all(|other| place(other) != vm.metadata.namespace) {
@@ -268,6 +302,22 @@ pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
     examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
 }
 
+/// Whether the manager would change an existing object of the VM: a Pod changes at the next start only, and a claim stays as it is.
+fn changes_existing(observed: &Observed, object: &Rendered) -> bool {
+    let is_kept = object.key.is_pod() || object.key.is_claim() || object.update != Update::Live;
+    !is_kept && observed.get(&object.key).is_some_and(|found| found.deleting.is_none() && found.is_ours())
+}
+
+/// The VM at other times of its life than now, each with what is observed then and a word for messages.
+fn at_other_times(vm: &VirtualMachine, observed: &Observed) -> Vec<(VirtualMachine, Observed, &'static str)> {
+    let with = |status| VirtualMachine { status, ..vm.clone() };
+    let new = (with(Some(VirtualMachineStatus::of_new())), Observed::nothing(observed.now), "of a VM that is new");
+    let Some(status) = vm.status.clone().filter(|status| status.created == Some(true)) else { return vec![new] };
+    let objects = observed.objects.iter().filter(|object| !object.key.is_pod()).cloned().collect();
+    let stopped = (with(Some(status.as_stopped())), Observed::of(objects, observed.now), "of a VM that is stopped");
+    vec![stopped, new]
+}
+
 /// The object with an unused name, so that the API server checks it as a new one. A change that an existing Pod or claim does not allow is
 /// no reason to refuse a template.
 pub fn trial(object: &Rendered) -> Rendered {
@@ -298,7 +348,7 @@ fn shape(value: &Value) -> String {
         }
         Value::String(_) => "s".into(),
         Value::Number(_) => "n".into(),
-        Value::Bool(_) => "b".into(),
+        Value::Bool(value) => value.to_string(),
         Value::Null => "0".into(),
     }
 }
@@ -527,6 +577,96 @@ mod tests {
         assert!(!refusal.error.of_values, "{}", refusal.error);
         let vms = self::vms().into_iter().chain([without_values()]);
         assert_eq!(check(Some(&old), &new, vms, &ReconcilerConfig::default()).unwrap().misfits, 1);
+    }
+
+    #[test]
+    fn a_set_that_needs_what_only_a_running_vm_has_is_refused() {
+        let running = vm(|vm| {
+            vm["status"] = json!({ "created": true, "addresses": [{ "type": "PodIP", "address": "10.0.0.1" }],
+                "ram": "1Gi", "identity": { "uuid": "u" }, "assignment": { "user": "jane" } });
+        });
+        let map = |value: &str| {
+            let text = format!(
+                "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {{{{ vm.metadata.name ~ '-x' }}}}}}\ndata: {{a: {{{{ {value} }}}}}}\n"
+            );
+            set(&[("x.yaml.j2", &text)])
+        };
+        let (old, config) = (set(&[]), ReconcilerConfig::default());
+        let check = |old: &TemplateSet, new: &TemplateSet| {
+            check(Some(old), new, [(running.clone(), nothing())], &config).map_err(|refusal| refusal.error.to_string())
+        };
+        for (value, when) in [
+            ("vm.status.addresses[0].address", "of a VM that is stopped"),
+            ("vm.status.addresses[0].address if vm.status.identity is defined else ''", "of a VM that is stopped"),
+            ("vm.status.identity.uuid", "of a VM that is new"),
+            ("vm.status.assignment.user", "of a VM that is new"),
+        ] {
+            let error = check(&old, &map(value)).unwrap_err();
+            assert!(error.contains(when), "{value}: {error}");
+            // What is so already does not hold up another change.
+            assert!(check(&map(value), &map(value)).is_ok());
+        }
+        for value in ["vm.status.addresses[0].address if vm.status.addresses is defined else ''", "vm.status.ram"] {
+            assert!(check(&old, &map(value)).is_ok(), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_set_that_mounts_the_claim_of_another_vm_is_refused_with_both() {
+        let mounts = |claim: &str| {
+            let text = format!(
+                "{{% extends 'base/pod.yaml.j2' %}}\n{{% block volumes %}}\n    - {{name: x, persistentVolumeClaim: {{claimName: {claim}}}}}\n{{% endblock %}}\n"
+            );
+            set(&[("pod.yaml.j2", &text)])
+        };
+        let old = set(&[]);
+        let check = |new| check(Some(&old), &new, vms(), &ReconcilerConfig::default());
+        let refusal = check(mounts("pear-core-disk")).unwrap_err();
+        assert_eq!(
+            (refusal.vm.full_name().as_str(), refusal.error.message.as_str()),
+            ("orchard/apple", "Pod apple mounts the claim pear-core-disk, which is the VM orchard/pear's")
+        );
+        assert_eq!(check(mounts("shared")).unwrap().changed, 2);
+    }
+
+    #[test]
+    fn of_an_object_that_exists_the_change_is_tried() {
+        let map = |more: &str| {
+            format!(
+                "{}{more}",
+                POLICY
+                    .replace("NetworkPolicy", "ConfigMap")
+                    .replace("networking.k8s.io/v1", "v1")
+                    .replace("name }}", "name ~ '-x' }}")
+            )
+        };
+        let (old, new) = (set(&[("x.yaml.j2", &map(""))]), set(&[("x.yaml.j2", &map("data: {a: b}\n"))]));
+        let of = |observed: Observed| {
+            let vm = vms().remove(0).0;
+            let outcome = check(Some(&old), &new, [(vm, observed)], &ReconcilerConfig::default()).unwrap();
+            outcome.samples[0][0].exists
+        };
+        let random = RandomInput { display_password: "x".into(), ..RandomInput::default() };
+        let vm = vms().remove(0).0;
+        let objects = render(&vm, &nothing(), &ReconcilerConfig::default(), &random, &old).unwrap();
+        assert!(!of(nothing()));
+        assert!(of(crate::test_support::applied(&objects, |_, _| ())));
+    }
+
+    #[test]
+    fn a_configuration_with_which_a_vm_is_not_rendered_is_refused() {
+        let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name ~ '-x' }}}\ndata: {a: {{ values.tier.name }}}\n";
+        let set = set(&[("x.yaml.j2", text), ("values.yaml", "tier: {name: a}\n")]);
+        let config = |tier: Value| {
+            let template_values = json!({ "tier": tier }).as_object().cloned().unwrap();
+            ReconcilerConfig { template_values, ..ReconcilerConfig::default() }
+        };
+        let change = |new: &ReconcilerConfig| {
+            check_change(Some(&set), &ReconcilerConfig::default(), &set, new, vms()).map(|outcome| outcome.changed)
+        };
+        assert_eq!(change(&config(json!({ "name": "b" }))).unwrap(), 2);
+        let error = change(&config(json!("b"))).unwrap_err().error;
+        assert_eq!(error.template, "x.yaml.j2");
     }
 
     #[test]

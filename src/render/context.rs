@@ -145,6 +145,11 @@ enum RunnerFile {
 }
 
 impl Context {
+    /// The names of the claims of the VM's disks and of its runner.
+    pub(super) fn claims(&self) -> impl Iterator<Item = &str> {
+        self.disks.iter().filter_map(ResolvedDisk::claim).chain(self.runner_data["claimName"].as_str())
+    }
+
     /// The context as a value for minijinja.
     pub(super) fn value(&self) -> minijinja::Value {
         Serde(self).into()

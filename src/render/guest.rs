@@ -1,32 +1,111 @@
-//! Whether a guest can run in what a set renders: a Pod must have the container of the runner, and only one agent may follow it.
+//! Whether exactly one guest can run in what a set renders: one object is or makes one Pod with the container of the runner, and only one
+//! agent follows it.
+//!
+//! | an object with the runner's container | |
+//! |---|---|
+//! | a Pod | runs the guest |
+//! | a StatefulSet, or a kind that is not Kubernetes' own, with one replica | makes the Pod; it makes no second one before the first is gone |
+//! | a Deployment, ReplicaSet or ReplicationController | refused: it makes the next Pod while the last one still ends |
+//! | a DaemonSet, Job or CronJob | refused: it makes a Pod on each node, or one that is not to last |
+//! | a second one of these | refused |
 
 use serde_json::Value;
 
 use super::{TemplateError, TemplateSet};
-use crate::object::{AGENT_NAME, CONTAINER_NAME, INSTANCE_LABEL, Rendered};
+use crate::object::{AGENT_NAME, CONTAINER_NAME, INSTANCE_LABEL, Rendered, is_workload};
 
 /// The blocks of the built-in Pod in which the runner's container is.
 const BLOCKS: [&str; 2] = ["containers", "spec"];
 
-/// Whether a Pod has the container in which QEMU runs. The container of a legacy runner has the VM's name.
-fn has_runner(object: &Rendered) -> bool {
-    let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
+/// The spec of the Pod that an object is, or of the Pods that it makes.
+pub(super) fn pod_spec(object: &Rendered) -> Option<&Value> {
+    let places = ["/spec/template/spec", "/spec/jobTemplate/spec/template/spec"];
+    let of_maker = || places.into_iter().find_map(|place| object.value.pointer(place));
+    let spec = if object.key.is_pod() { object.value.get("spec") } else { of_maker() };
+    spec.filter(|spec| spec["containers"].is_array())
+}
+
+/// Whether an object is or makes a Pod with the container in which QEMU runs. The container of a legacy runner has the VM's name.
+pub(super) fn has_runner(object: &Rendered) -> bool {
     let vm = &object.value["metadata"]["labels"][INSTANCE_LABEL];
     let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
-    object.key.is_pod() && containers.into_iter().flatten().any(is_runner)
+    let containers = |spec: &Value| {
+        let lists = ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array());
+        lists.flatten().any(is_runner)
+    };
+    pod_spec(object).is_some_and(containers)
 }
 
 /// Whether a guest can run in the object, or in Pods that the object makes. A Job ends, so it is none.
 pub(super) fn runs_guest(object: &Rendered) -> bool {
-    let makes_pods = object.value.pointer("/spec/template/spec/containers").is_some() && object.key.kind != "Job";
+    let makes_pods = !object.key.is_pod() && pod_spec(object).is_some() && !is_job(object);
     makes_pods || has_runner(object)
 }
 
-/// Refuses Pods none of which has the runner's container. The manager would create the Pod, and the VM would never start.
+fn is_job(object: &Rendered) -> bool {
+    matches!(object.key.kind.as_str(), "Job" | "CronJob")
+}
+
+/// Refuses objects in which more than one guest of the VM could run.
 ///
 /// # Errors
-/// With the block that lost the container, if it is one.
+/// With the first object that would be one too many.
+pub(super) fn check_only_one(objects: &[Rendered]) -> Result<(), TemplateError> {
+    let refused = |object: &Rendered, message: String| Err(TemplateError::refused(&object.template, message));
+    let mut guests = objects.iter().filter(|object| has_runner(object));
+    let Some(first) = guests.next() else { return Ok(()) };
+    if let Some(second) = guests.next() {
+        let message = format!(
+            "{} has the container of the runner, as {} of {} has: two guests would run with the VM's disks; to change the Pod, override \
+             pod.yaml.j2 or its blocks",
+            second.key, first.key, first.template
+        );
+        return refused(second, message);
+    }
+    if first.key.is_pod() {
+        return Ok(());
+    }
+    let is_stateful = first.key.kind == "StatefulSet" && first.key.group() == Some("apps");
+    if is_workload(&first.key) && !is_stateful {
+        let why = match first.key.kind.as_str() {
+            "DaemonSet" => "makes a Pod on each node",
+            "Job" | "CronJob" => "makes Pods that are to end",
+            _ => "makes the next Pod while the last one still ends",
+        };
+        let message =
+            format!("{} {why}, so two guests could run: take a Pod, or a StatefulSet with one replica", first.key);
+        return refused(first, message);
+    }
+    let many = ["replicas", "parallelism", "completions"].into_iter().find(|field| {
+        let number = first.value["spec"].get(field);
+        number.is_some_and(|number| *number != 1)
+    });
+    if let Some(field) = many {
+        let message = format!(
+            "{} has spec.{field}: {}, and a VM has one guest: it must be 1",
+            first.key, first.value["spec"][field]
+        );
+        return refused(first, message);
+    }
+    let scales = |object: &&Rendered| {
+        let target = &object.value["spec"]["scaleTargetRef"];
+        target["kind"] == first.key.kind && target["name"] == first.key.name
+    };
+    match objects.iter().find(scales) {
+        Some(scaler) => {
+            refused(scaler, format!("{} changes how many Pods {} makes, and a VM has one guest", scaler.key, first.key))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses Pods none of which has the runner's container: the manager would create the Pod, and the VM would never start. And objects in
+/// which more than one guest could run.
+///
+/// # Errors
+/// With the object, and with the block that lost the container, if it is one.
 pub(super) fn check(objects: &[Rendered], templates: &TemplateSet) -> Result<(), TemplateError> {
+    check_only_one(objects)?;
     let Some(pod) = objects.iter().find(|object| object.key.is_pod()) else { return Ok(()) };
     if let Some(pod) = objects.iter().find(|object| has_two_agents(object)) {
         let what = format!(
@@ -74,5 +153,89 @@ fn refusal(pod: &Rendered, templates: &TemplateSet, what: &str, how: &str, other
     match pod.patches.last() {
         Some(patch) => TemplateError { template: patch.clone(), ..refused("a patch takes it away") },
         None => refused(otherwise),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        config::ReconcilerConfig,
+        render::{Files, RandomInput, TemplateSet, render},
+        test_support::{applied, nothing, rendered, vm},
+    };
+
+    /// The built-in Pod as the template of another kind.
+    fn maker(kind: &str, group: &str, spec: &str) -> String {
+        format!(
+            "{{% set pod %}}{{% include 'builtin/pod.yaml.j2' %}}{{% endset %}}{{% set pod = pod | from_yaml %}}\napiVersion: {group}\n\
+             kind: {kind}\nmetadata: {{name: x}}\nspec:\n  {spec}\n  template: {{spec: {{{{ pod.spec }}}}}}\n"
+        )
+    }
+
+    fn error(files: &[(&str, &str)]) -> Option<String> {
+        let files: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
+        // The VM has its claims, and its status says so.
+        let claims: Vec<_> =
+            rendered(&vm(|_| ()), &nothing()).into_iter().filter(|object| object.key.is_claim()).collect();
+        let names: Vec<_> =
+            claims.iter().map(|claim| serde_json::json!({ "name": claim.key.name, "uid": "u" })).collect();
+        let vm = vm(|vm| vm["status"] = serde_json::json!({ "claims": names }));
+        let observed = applied(&claims, |_, _| ());
+        let set = TemplateSet::layered(&files, None).unwrap();
+        let config = ReconcilerConfig { allowed_kinds: vec!["*".to_owned()].into(), ..ReconcilerConfig::default() };
+        render(&vm, &observed, &config, &random, &set).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn exactly_one_object_makes_exactly_one_pod_with_the_runner() {
+        let second = "{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\n\
+                      apiVersion: v1\nkind: Pod\nmetadata: {name: second}\nspec: {{ pod.spec }}\n";
+        let looped = "{% for n in [1, 2] %}\n---\n{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\n\
+                      apiVersion: v1\nkind: Pod\nmetadata: {name: x{{ n }}}\nspec: {{ pod.spec }}\n{% endfor %}\n";
+        let makes = |kind, group, spec| maker(kind, group, spec);
+        let scaler = "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: h}\nspec: {maxReplicas: 2, \
+                      scaleTargetRef: {apiVersion: apps/v1, kind: StatefulSet, name: x}}\n";
+        let (one, stateful) = ("replicas: 1", makes("StatefulSet", "apps/v1", "replicas: 1"));
+        for (files, says) in [
+            (vec![("y.yaml.j2", second.to_owned())], "Pod second has the container of the runner"),
+            (vec![("pod.yaml.j2", looped.to_owned())], "Pod x2 has the container of the runner"),
+            (vec![("pod.yaml.j2", makes("StatefulSet", "apps/v1", "replicas: 2"))], "spec.replicas: 2"),
+            (vec![("pod.yaml.j2", makes("StatefulSet", "apps/v1", "replicas: 0"))], "spec.replicas: 0"),
+            (vec![("pod.yaml.j2", makes("Deployment", "apps/v1", one))], "while the last one still ends"),
+            (vec![("pod.yaml.j2", makes("ReplicaSet", "apps/v1", one))], "while the last one still ends"),
+            (vec![("pod.yaml.j2", makes("ReplicationController", "v1", one))], "while the last one still ends"),
+            (vec![("pod.yaml.j2", makes("DaemonSet", "apps/v1", ""))], "on each node"),
+            (vec![("pod.yaml.j2", makes("Job", "batch/v1", ""))], "Pods that are to end"),
+            (vec![("y.yaml.j2", makes("Job", "batch/v1", ""))], "has the container of the runner, as"),
+            (vec![("y.yaml.j2", makes("StatefulSet", "apps/v1", one))], "has the container of the runner, as"),
+            (vec![("pod.yaml.j2", makes("Thing", "example.org/v1", "replicas: 3"))], "spec.replicas: 3"),
+            (vec![("pod.yaml.j2", stateful.clone()), ("y.yaml.j2", scaler.to_owned())], "changes how many Pods"),
+        ] {
+            let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            let error = error(&files).unwrap_or_default();
+            assert!(error.contains(says), "{says}: {error}");
+        }
+        for pod in [stateful, makes("StatefulSet", "apps/v1", ""), makes("Thing", "example.org/v1", "")] {
+            assert_eq!(error(&[("pod.yaml.j2", &pod)]), None);
+        }
+    }
+
+    #[test]
+    fn a_guest_gets_the_claims_that_the_vm_has_and_nothing_else_writes_to_them() {
+        let other = "{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\napiVersion: v1\nkind: Pod\n\
+                     metadata: {name: apple}\nspec: {{ pod.spec | merge({'volumes': []}) }}\n";
+        let lost = error(&[("pod.yaml.j2", other)]).unwrap_or_default();
+        assert!(lost.contains("Pod apple does not mount the claim apple-core-disk, which the VM has"), "{lost}");
+        let helper = |kind: &str, group: &str, more: &str| {
+            format!(
+                "apiVersion: {group}\nkind: {kind}\nmetadata: {{name: helper}}\nspec:\n  template:\n    spec:\n      containers: [{{name: a, image: b}}]\n      \
+                 volumes: [{{name: d, persistentVolumeClaim: {{claimName: apple-core-disk{more}}}}}]\n"
+            )
+        };
+        let writes = error(&[("y.yaml.j2", &helper("Deployment", "apps/v1", ""))]).unwrap_or_default();
+        assert!(writes.contains("Deployment helper can write to a claim of the VM's disks"), "{writes}");
+        assert_eq!(error(&[("y.yaml.j2", &helper("Deployment", "apps/v1", ", readOnly: true"))]), None);
+        assert_eq!(error(&[("y.yaml.j2", &helper("Job", "batch/v1", ""))]), None);
     }
 }

@@ -1,5 +1,7 @@
 mod claims;
 mod generation;
+#[cfg(feature = "schema")]
+mod schema;
 mod words;
 
 use serde_json::json;

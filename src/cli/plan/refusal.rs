@@ -15,7 +15,7 @@ use super::{
 use crate::{
     api::VirtualMachine,
     discovery::Resources,
-    object::is_builtin_kind,
+    object::{Rendered, is_builtin_kind},
     process::ErrorChain,
     render::{
         TemplateError,
@@ -100,9 +100,10 @@ async fn tried(
 ) -> Result<Option<(TemplateError, Option<String>)>, Failure> {
     let mut forbidden = Vec::new();
     for of_shape in outcome.samples {
-        for Sample { vm, object, former } in of_shape {
+        for Sample { vm, object, former, exists } in of_shape {
+            let tried = |object: &Rendered| if exists { object.clone() } else { trial(object) };
             let kind = &object.key.kind;
-            let error = match dry_run(client, &vm, resources, &trial(&object)).await {
+            let error = match dry_run(client, &vm, resources, &tried(&object)).await {
                 Ok(_) => break,
                 Err(kube::Error::Api(answer)) if answer.is_forbidden() => {
                     if !forbidden.contains(kind) {
@@ -116,7 +117,7 @@ async fn tried(
             };
             // If it refuses the former one too, that is the VM's own matter.
             if let Some(former) = &former
-                && dry_run(client, &vm, resources, &trial(former)).await.is_err()
+                && dry_run(client, &vm, resources, &tried(former)).await.is_err()
             {
                 continue;
             }

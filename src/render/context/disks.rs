@@ -42,6 +42,11 @@ pub(super) struct ResolvedDisk {
 }
 
 impl ResolvedDisk {
+    /// The name of its claim, if it is no CD drive.
+    pub(super) fn claim(&self) -> Option<&str> {
+        (self.type_ == "claim").then_some(&self.claim_name)
+    }
+
     /// It is a CD drive with a file of the image repository.
     pub(super) fn is_in_image_repository(&self) -> bool {
         let in_folder =

@@ -46,7 +46,7 @@ impl Vm {
         Arc::new(Self {
             metadata: Lazy::of(metadata),
             spec: Lazy::of(vm.spec.clone()),
-            status: Lazy::of(vm.status.clone()),
+            status: Lazy::of(vm.status.clone().map(VirtualMachineStatus::for_templates)),
         })
     }
 }

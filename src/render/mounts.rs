@@ -1,0 +1,131 @@
+//! The claims that a set's Pods mount: a VM's guest gets the claims that the VM has, and those of no other VM.
+//!
+//! A set that mounts another VM's claim, or other claims than the VM has, takes a guest its disks away although nothing of its spec has
+//! changed. [`check`] knows the VM alone, so it holds for each rendering; [`Owners`] knows all VMs of a check.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    TemplateError,
+    guest::{has_runner, pod_spec},
+};
+use crate::{
+    api::VirtualMachine,
+    object::Rendered,
+    observed::{Object, Observed},
+};
+
+/// The claims that the Pods of an object mount, with whether they can write to them.
+pub(super) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
+    let volumes = pod_spec(object).and_then(|spec| spec["volumes"].as_array()).into_iter().flatten();
+    volumes.filter_map(|volume| {
+        let claim = volume.get("persistentVolumeClaim")?;
+        Some((claim["claimName"].as_str()?, claim["readOnly"] != true))
+    })
+}
+
+/// Whether the VM's status says that the VM uses the claim.
+fn is_used(vm: &VirtualMachine, name: &str) -> bool {
+    let mut known = vm.status.iter().flat_map(|status| &status.claims);
+    known.any(|claim| claim.name == name && !claim.unused && claim.uid.is_some())
+}
+
+/// Refuses objects whose guest would not get a claim that the VM has, or whose claim another Pod could write to at the same time. `wanted`
+/// are the names of the claims of the VM's disks and of its runner.
+///
+/// # Errors
+/// With the object and the claim.
+pub(super) fn check<'a>(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    wanted: impl Iterator<Item = &'a str>,
+    objects: &[Rendered],
+) -> Result<(), TemplateError> {
+    let Some(guest) = objects.iter().find(|object| has_runner(object)) else { return Ok(()) };
+    let wanted: BTreeSet<&str> = wanted.collect();
+    let exists = |name: &str| observed.claim(name).is_some();
+    let lost = wanted
+        .iter()
+        .find(|name| is_used(vm, name) && exists(name) && !mounted(guest).any(|(mounted, _)| mounted == **name));
+    if let Some(name) = lost {
+        let message = format!(
+            "{} does not mount the claim {name}, which the VM has: the guest would start without that disk; mount it, as \
+             builtin/pod.yaml.j2 does with `disks` and `runnerData`",
+            guest.key
+        );
+        return Err(TemplateError::refused(&guest.template, message));
+    }
+    let writes = |object: &&Rendered| {
+        object.key != guest.key
+            && !matches!(object.key.kind.as_str(), "Job" | "CronJob")
+            && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
+    };
+    match objects.iter().find(writes) {
+        Some(second) => {
+            let message = format!(
+                "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all",
+                second.key, guest.key
+            );
+            Err(TemplateError::refused(&second.template, message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Which VM has which claim, and who mounts what.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    /// By namespace and name of the claim: the VMs that have it.
+    owners: BTreeMap<(String, String), BTreeSet<String>>,
+    mounts: Vec<Mount>,
+}
+
+#[derive(Debug)]
+struct Mount {
+    vm: Arc<VirtualMachine>,
+    claim: String,
+    object: String,
+    template: String,
+}
+
+impl Owners {
+    /// Notes the claims of a VM: those that it has in the cluster, and those that the set in use renders for it.
+    pub(super) fn add_vm(&mut self, vm: &VirtualMachine, observed: &Observed, before: &[Rendered]) {
+        let name = vm.full_name();
+        let is_its = |object: &&Arc<Object>| {
+            object.key.is_claim() && (object.vm() == vm.metadata.name.as_deref() || is_used(vm, &object.key.name))
+        };
+        let found = observed.objects.iter().filter(is_its).map(|object| &object.key.name);
+        let rendered = before.iter().filter(|object| object.key.is_claim()).map(|object| &object.key.name);
+        for claim in found.chain(rendered) {
+            let place = (vm.metadata.namespace.clone().unwrap_or_default(), claim.clone());
+            self.owners.entry(place).or_default().insert(name.clone());
+        }
+    }
+
+    /// Notes what the Pods of a new set mount.
+    pub(super) fn add_mounts(&mut self, vm: &Arc<VirtualMachine>, objects: &[Rendered]) {
+        for object in objects {
+            self.mounts.extend(mounted(object).map(|(claim, _)| Mount {
+                vm: vm.clone(),
+                claim: claim.to_owned(),
+                object: object.key.to_string(),
+                template: object.template.clone(),
+            }));
+        }
+    }
+
+    /// The first claim that a VM would mount although only another VM has it.
+    pub(super) fn foreign(self) -> Option<(Arc<VirtualMachine>, TemplateError)> {
+        self.mounts.into_iter().find_map(|Mount { vm, claim, object, template }| {
+            let place = (vm.metadata.namespace.clone().unwrap_or_default(), claim);
+            let owners = self.owners.get(&place)?;
+            let other = owners.iter().next().filter(|_| !owners.contains(&vm.full_name()))?;
+            let message = format!("{object} mounts the claim {}, which is the VM {other}'s", place.1);
+            Some((vm, TemplateError::refused(&template, message)))
+        })
+    }
+}

@@ -685,7 +685,11 @@ impl Cluster {
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422 | 500) => {
                     match ownership::without_refused(vm, &left, &answer.message) {
                         Some((part, rest)) => {
-                            warn!(part, error = answer.message, "the API server refuses a part of the status; the rest is written");
+                            warn!(
+                                part,
+                                error = answer.message,
+                                "the API server refuses a part of the status; the rest is written"
+                            );
                             left = rest;
                             refused.get_or_insert(answer.message);
                         }

@@ -147,6 +147,53 @@ impl Default for ReconcilerConfig {
     }
 }
 
+impl ReconcilerConfig {
+    /// This configuration with the limits of another one. What an administrator does not allow any more is refused at once, whatever needs it.
+    #[must_use]
+    pub fn with_limits_of(&self, other: &Self) -> Self {
+        Self {
+            cd_folders: other.cd_folders.clone(),
+            legacy_runner_images: other.legacy_runner_images.clone(),
+            cloud_init_secret_label: other.cloud_init_secret_label.clone(),
+            allowed_kinds: other.allowed_kinds.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// The keys whose values differ, as paths such as `templateValues.size`.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let mut found = Vec::new();
+        let json = |config: &Self| serde_json::to_value(config).unwrap_or_default();
+        differences("", &json(self), &json(other), &mut found);
+        found
+    }
+}
+
+fn differences(path: &str, one: &Value, other: &Value, found: &mut Vec<String>) {
+    match (one, other) {
+        (one, other) if one == other => {}
+        (Value::Object(one), Value::Object(other)) => {
+            let names: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            for name in names {
+                // The fields of the configuration are written in this way.
+                let key = if path.is_empty() { camel_case(name) } else { format!("{path}.{name}") };
+                let of = |map: &Map<String, Value>| map.get(name).cloned().unwrap_or_default();
+                differences(&key, &of(one), &of(other), found);
+            }
+        }
+        _ => found.push(path.to_owned()),
+    }
+}
+
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |text, word| {
+        let (begin, rest) = word.split_at(word.len().min(1));
+        text + &begin.to_uppercase() + rest
+    })
+}
+
 /// Container images, each as a repository without tag and digest, or as its last part, in any registry; `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<String>", into = "Vec<String>")]

@@ -56,7 +56,7 @@ use self::{
 };
 use crate::{
     cluster::REQUESTS,
-    config::Scope,
+    config::{ReconcilerConfig, Scope},
     events::EventRecorder,
     metrics::Metrics,
     process::{
@@ -154,14 +154,14 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
         loader = async {
             leadership.gained().await?;
             info!(namespaces = %places.scope, version = env!("CARGO_PKG_VERSION"), "managing");
-            anyhow::Ok(Loader::start(&client, &places.templates, options.templates, metrics.clone()).await)
+            anyhow::Ok(Loader::start(&client, &places.templates, options.templates, &config, metrics.clone()).await)
         } => Some(loader?),
     };
     if let Some(loader) = loader {
         let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
         let shared = Shared {
             client: client.clone(),
-            config,
+            config: loader.config(),
             templates: loader.in_force(),
             recorder: Arc::new(EventRecorder::start(client, reporter)),
             metrics,
@@ -171,16 +171,17 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
             requests: Slots::new(REQUESTS),
             termination,
         };
-        work(shared, &places.scope, loader, &leadership, &fence).await?;
+        work(shared, config, &places.scope, loader, &leadership, &fence).await?;
     }
     leadership.resign().await;
     info!("ended");
     Ok(())
 }
 
-/// Manages all namespaces until the manager is told to end.
+/// Manages all namespaces until the manager is told to end. `wanted` is the configuration of the file, which is checked before it is used.
 async fn work(
     shared: Shared,
+    wanted: watch::Receiver<Arc<ReconcilerConfig>>,
     scope: &Scope,
     loader: Loader,
     leadership: &Leadership,
@@ -197,12 +198,7 @@ async fn work(
     let listed = caches.clone();
     shared.metrics.vms_from(move || listed.iter().flat_map(Caches::summaries).collect());
     if let Some(Namespace { cluster, .. }) = namespaces.first() {
-        let checks = Checks {
-            caches,
-            cluster: cluster.clone(),
-            config: shared.config.clone(),
-            recorder: shared.recorder.clone(),
-        };
+        let checks = Checks { caches, cluster: cluster.clone(), wanted, recorder: shared.recorder.clone() };
         tokio::spawn(loader.follow(checks));
     }
     let mut work = pin!(maybe_done(join_all(namespaces.into_iter().map(|namespace| namespace.work))));

@@ -28,6 +28,8 @@ pub const CONFIG_MAP: &str = "vm-operator";
 pub const TEMPLATES_MAP: &str = "vm-operator-templates";
 /// The ConfigMap with the templates in use. The names of those of sets begin so too.
 pub const IN_FORCE_MAP: &str = "vm-operator-in-force";
+/// The ConfigMap with the configuration in use.
+pub const CONFIG_IN_FORCE_MAP: &str = "vm-operator-in-force.configuration";
 /// The begin of the names of the ConfigMaps with the versions of template sets that came in force.
 pub const HISTORY_MAP: &str = "vm-operator-history";
 

@@ -447,7 +447,8 @@ mod tests {
         let without = |wanted: &VirtualMachineStatus, message: &str| {
             without_refused(&vm, wanted, message).map(|(part, rest)| (part, json!(rest)))
         };
-        let (part, stored) = without(&wanted, "VirtualMachine \"a\" is invalid: status.cpus: Invalid value: 2").unwrap();
+        let (part, stored) =
+            without(&wanted, "VirtualMachine \"a\" is invalid: status.cpus: Invalid value: 2").unwrap();
         assert_eq!((part.as_str(), &stored), ("cpus", &status(1)));
         // What is stored is refused, too.
         let (_, rest) = without(&serde_json::from_value(stored).unwrap(), ".status.cpus: no").unwrap();

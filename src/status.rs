@@ -387,6 +387,10 @@ fn templates_valid(reconciled: &Reconciled<'_>) -> NewCondition {
             );
             (true, Reason::ValuesRefused, message)
         }
+        (Ok(_), Some(error)) if error.is_of_configuration() => {
+            let message = format!("the newest configuration of the manager is not used: {error}");
+            (true, Reason::ConfigurationRefused, message)
+        }
         (Ok(_), Some(error)) => (true, Reason::NewerRefused, format!("newer templates are not used: {error}")),
         (Ok(_), None) => (true, Reason::Rendered, String::new()),
     };

@@ -89,6 +89,7 @@ reasons! {
     InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";
     Rendered, "TemplatesValid=True", Fine, "The templates render this VM.";
     NewerRefused, "TemplatesValid=True", Fine, "The templates in use render this VM, but newer ones are not used. The message explains why.";
+    ConfigurationRefused, "TemplatesValid=True, event", Warning, "The manager's newest configuration is not used, because VMs that are rendered now would not be. The message names its keys; the event is that of the VM with which it was seen.";
     ValuesRefused, "TemplatesValid=True, event", Warning, "The VM's `templateValues` do not match the schema of the newest templates. The VM keeps the version that it has; other VMs use the newest one.";
     Changed, "RestartRequired=True", Fine, "A change waits for the next start. `status.pendingChanges` lists its path, current and wanted value.";
     ClaimsBound, "StorageReady=True", Fine, "All disks are available.";

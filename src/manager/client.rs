@@ -69,8 +69,7 @@ pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> 
 
 /// Makes the body of an apply valid YAML. The API server reads it as such, and refuses an object that has one of these characters anywhere.
 fn as_yaml(mut request: Request<Body>) -> Request<Body> {
-    let is_apply =
-        |kind: &axum::http::HeaderValue| kind.as_bytes().starts_with(b"application/apply-patch".as_slice());
+    let is_apply = |kind: &axum::http::HeaderValue| kind.as_bytes().starts_with(b"application/apply-patch".as_slice());
     if request.headers().get(CONTENT_TYPE).is_some_and(is_apply)
         && let Some(copy) = request.body().try_clone()
         && let Some(Ok(bytes)) = copy.collect_bytes().now_or_never()

@@ -7,7 +7,7 @@
 //! Without that, a restart or a change of leaders would put a set in force that was refused, because no VM is known yet with which it
 //! could be checked. Each set has a ConfigMap in the manager's namespace with the label [`LABEL`]. Its content is the set's files, so the
 //! set is the same if the folder or the ConfigMap from which it came has changed since. A former version of a set that a VM keeps has a
-//! ConfigMap too.
+//! ConfigMap too. So has the configuration in force.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,8 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    object::{LARGEST_CONFIG_MAP, MANAGED_BY},
+    config::ReconcilerConfig,
+    object::{CONFIG_IN_FORCE_MAP, LARGEST_CONFIG_MAP, MANAGED_BY},
     ownership::OBJECT_MANAGER,
     process::ErrorChain,
     render::{
@@ -43,7 +44,13 @@ pub struct Store {
     kept: BTreeMap<Name, Layers>,
     /// What could not be kept, and must be tried again.
     failed: BTreeMap<Name, TemplateSet>,
+    config: Option<ReconcilerConfig>,
+    /// The configuration that could not be kept.
+    failed_config: Option<ReconcilerConfig>,
 }
+
+/// The key with the configuration.
+const CONFIG_KEY: &str = "reconciler.json";
 
 impl Store {
     /// Reads the sets that were in force last. Without them a refused set would come in force, so this waits until they can be read. Only
@@ -60,14 +67,50 @@ impl Store {
                 "the templates that were in force last can't be read"
             );
         });
-        let kept = match read_all.await {
-            Ok(maps) => maps.into_iter().filter_map(self::read).collect(),
+        let maps = match read_all.await {
+            Ok(maps) => maps.items,
             Err(error) => {
                 warn!(label = LABEL, error = %ErrorChain(&error), "the manager may not read the templates that were in force last");
-                BTreeMap::new()
+                Vec::new()
             }
         };
-        Self { api, kept, failed: BTreeMap::new() }
+        let config = maps.iter().find(|map| map.name_any() == CONFIG_IN_FORCE_MAP);
+        // That of another version of the manager may not be readable.
+        let config = config.and_then(|map| serde_json::from_str(map.data.as_ref()?.get(CONFIG_KEY)?).ok());
+        let kept = maps.into_iter().filter_map(self::read).collect();
+        Self { api, kept, failed: BTreeMap::new(), config, failed_config: None }
+    }
+
+    /// The configuration that was in force last.
+    pub fn config(&self) -> Option<&ReconcilerConfig> {
+        self.config.as_ref()
+    }
+
+    /// Keeps the configuration that is in force now.
+    pub async fn keep_config(&mut self, config: &ReconcilerConfig) {
+        self.failed_config = None;
+        if self.config.as_ref() == Some(config) {
+            return;
+        }
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                // The label by which all that is in force is read. No set has this name.
+                "name": CONFIG_IN_FORCE_MAP, "labels": { LABEL: "", "app.kubernetes.io/managed-by": MANAGED_BY },
+            },
+            "data": { CONFIG_KEY: json!(config).to_string() },
+        });
+        let how = PatchParams::apply(OBJECT_MANAGER).force();
+        match self.api.patch(CONFIG_IN_FORCE_MAP, &how, &Patch::Apply(&map)).await {
+            Ok(_) => self.config = Some(config.clone()),
+            Err(error) => {
+                warn!(
+                    error = %ErrorChain(&error),
+                    "the configuration in force can't be kept; it is tried again, and a manager that starts before does not know it"
+                );
+                self.failed_config = Some(config.clone());
+            }
+        }
     }
 
     /// The sets that were in force last, and the former versions that VMs keep.
@@ -77,11 +120,14 @@ impl Store {
 
     /// Whether something could not be kept.
     pub fn has_failed(&self) -> bool {
-        !self.failed.is_empty()
+        !self.failed.is_empty() || self.failed_config.is_some()
     }
 
     /// Tries again to keep what could not be kept.
     pub async fn keep_failed(&mut self) {
+        if let Some(config) = self.failed_config.take() {
+            self.keep_config(&config).await;
+        }
         for ((set, former), templates) in std::mem::take(&mut self.failed) {
             self.keep(set.as_deref(), former.as_deref(), &templates).await;
         }

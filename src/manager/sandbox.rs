@@ -47,6 +47,8 @@ const CPU_EXCEEDED: i32 = 24;
 struct Job {
     old: Option<Layers>,
     new: Layers,
+    /// The configuration in force, if the one for the new templates is another one.
+    old_config: Option<ReconcilerConfig>,
     config: ReconcilerConfig,
     /// Only print the name of each template before it is rendered.
     trace: bool,
@@ -79,7 +81,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs [`check::check`] in a separate process. A VM for which the process has not enough memory or time although the set in use is not
+/// Runs [`check::check_change`] in a separate process. `old_config` is the configuration in force, if it is another one than `config`. A VM for which the process has not enough memory or time although the set in use is not
 /// different in this is left out: one VM must not hold up the others.
 ///
 /// # Errors
@@ -88,6 +90,7 @@ pub async fn check<M>(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
     vms: impl Fn() -> M,
+    old_config: Option<&ReconcilerConfig>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Failure>
 where
@@ -96,6 +99,7 @@ where
     let job = |old: Option<&TemplateSet>, new: &TemplateSet, trace| Job {
         old: old.map(|old| old.layers().clone()),
         new: new.layers().clone(),
+        old_config: old_config.cloned(),
         config: config.clone(),
         trace,
     };
@@ -211,7 +215,8 @@ pub fn serve() -> io::Result<()> {
 fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-    let Job { old, new, config, trace } = serde_json::from_str(&job)?;
+    let Job { old, new, old_config, config, trace } = serde_json::from_str(&job)?;
+    let old_config = old_config.as_ref().unwrap_or(&config);
     // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
     let (new, old) = (compiled(new)?, old.map(compiled).transpose()?);
@@ -233,12 +238,12 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
             let Some((vm, observed)) = parsed(line) else { continue };
             render::trace(&vm, &observed, &config, &random, &new, &mut say)?;
             say("(all templates)")?;
-            let _ = check::check(old.as_ref(), &new, [(vm, observed)], &config);
+            let _ = check::check_change(old.as_ref(), old_config, &new, &config, [(vm, observed)]);
         }
         return Ok(());
     }
     let vms = lines.filter_map(|line| parsed(line.split_once('\t')?.1));
-    let report = match check::check(old.as_ref(), &new, vms, &config) {
+    let report = match check::check_change(old.as_ref(), old_config, &new, &config, vms) {
         Ok(outcome) => Report::Checked(outcome),
         Err(refusal) => Report::Refused(refusal),
     };
@@ -259,6 +264,7 @@ mod tests {
         let job = Job {
             old: Some(set.layers().clone()),
             new: set.layers().clone(),
+            old_config: None,
             config: ReconcilerConfig::default(),
             trace,
         };

@@ -6,6 +6,9 @@
 //!                                 │                └── refused: the last good set stays, and the reason is reported
 //! ```
 //!
+//! A changed configuration is checked in the same way with the sets in force, or with the changed ones if neither can be used alone.
+//! Only what it does not allow any more is refused at once.
+//!
 //! A set is used as a whole or not at all. A set that is refused does not hold up another one.
 
 use std::{
@@ -55,6 +58,8 @@ const FIRST_VMS: Duration = Duration::from_secs(30);
 /// When a check that could not run is tried again. Also when a set that was refused is looked at again for the first time, although neither
 /// it nor the VM with which it failed has changed: a right or a quota may have. The pause doubles each time.
 const AGAIN: Duration = Duration::from_secs(5);
+/// How many keys of a refused configuration are named.
+const MOST_KEYS: usize = 8;
 /// The longest pause before a set that was refused is looked at again. With the time of a look it is less than a minute.
 const REFUSED_AGAIN: Duration = Duration::from_secs(45);
 
@@ -67,6 +72,8 @@ pub struct InForce {
     pub refused: BTreeMap<Option<String>, TemplateError>,
     /// Former versions of sets that VMs keep, because their values do not match the schema of the newest one.
     pub former: Vec<Former>,
+    /// Why the newest configuration is not used.
+    pub config_refused: Option<TemplateError>,
 }
 
 /// A former version of a set.
@@ -105,9 +112,9 @@ impl InForce {
         last.or(newest).map(|former| &former.templates)
     }
 
-    /// Why the newest version of a VM's set is not used.
+    /// Why the newest version of a VM's set, or the newest configuration, is not used.
     pub fn refusal(&self, vm: &VirtualMachine) -> Option<&TemplateError> {
-        self.refused.get(&vm.template_set().map(str::to_owned))
+        self.refused.get(&vm.template_set().map(str::to_owned)).or(self.config_refused.as_ref())
     }
 }
 
@@ -143,8 +150,8 @@ pub struct Checks {
     pub caches: Arc<[Caches]>,
     /// Where their objects are tried out.
     pub cluster: Cluster,
-    /// The configuration, as it changes.
-    pub config: watch::Receiver<Arc<ReconcilerConfig>>,
+    /// The configuration of the file, as it changes.
+    pub wanted: watch::Receiver<Arc<ReconcilerConfig>>,
     /// Writes events about a refused set.
     pub recorder: Arc<EventRecorder>,
 }
@@ -174,6 +181,10 @@ async fn are_started(namespaces: impl Iterator<Item = watch::Receiver<bool>>) ->
 pub struct Loader {
     gathered: watch::Receiver<Gathered>,
     sender: watch::Sender<Arc<InForce>>,
+    /// The configuration in force.
+    config: watch::Sender<Arc<ReconcilerConfig>>,
+    /// Why the newest one is not.
+    config_refused: Option<TemplateError>,
     /// What was compiled last, whether it is in force or not.
     last: Sources,
     /// The sets in force, for the next manager.
@@ -191,7 +202,15 @@ pub struct Loader {
 impl Loader {
     /// Reads all sets and begins to follow them. The sets that were in force last are in force again, and what is newer is checked when
     /// all VMs are known. Sets that were never in force and compile are in force at once: no VM uses them yet.
-    pub async fn start(client: &Client, namespace: &str, folder: Option<PathBuf>, metrics: Arc<Metrics>) -> Self {
+    ///
+    /// The configuration that was in force last is in force again, too, until another one is checked.
+    pub async fn start(
+        client: &Client,
+        namespace: &str,
+        folder: Option<PathBuf>,
+        wanted: &watch::Receiver<Arc<ReconcilerConfig>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let (sender, mut gathered) = watch::channel(Gathered::default());
         if let Some(folder) = folder {
             let first = files::sources(&folder);
@@ -222,8 +241,14 @@ impl Loader {
         let now = gathered.borrow_and_update().clone();
         let sources = now.sources();
         let mut store = Store::read(client, namespace).await;
-        let mut in_force =
-            InForce { library: Library::new(&sources), refused: BTreeMap::new(), former: former(&store) };
+        let wanted = wanted.borrow().clone();
+        let config = store.config().map_or_else(|| wanted.clone(), |kept| Arc::new(kept.with_limits_of(&wanted)));
+        let mut in_force = InForce {
+            library: Library::new(&sources),
+            refused: BTreeMap::new(),
+            former: former(&store),
+            config_refused: None,
+        };
         if let (Some(error), None) = (&now.unreadable, &now.folder) {
             in_force.library.put(None, Err(error.clone()));
         }
@@ -238,7 +263,7 @@ impl Loader {
             }
             let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
-                sandbox::check(None, set, examples, &check::example_config()).await
+                sandbox::check(None, set, examples, None, &check::example_config()).await
             {
                 harmful.push((name.map(str::to_owned), error));
             }
@@ -258,6 +283,9 @@ impl Loader {
             }
         }
         metrics.templates_loaded(good);
+        if config == wanted {
+            store.keep_config(&config).await;
+        }
         if !unchecked {
             for (name, set) in in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?))) {
                 store.keep(name, None, set).await;
@@ -265,7 +293,25 @@ impl Loader {
         }
         let (sender, _) = watch::channel(Arc::new(in_force));
         let (namespace, refusers, tries) = (namespace.to_owned(), Vec::new(), 0);
-        Self { gathered, sender, last: sources, store, unchecked, refusers, tries, metrics, namespace }
+        let ((config, _), config_refused) = (watch::channel(config), None);
+        Self {
+            gathered,
+            sender,
+            config,
+            config_refused,
+            last: sources,
+            store,
+            unchecked,
+            refusers,
+            tries,
+            metrics,
+            namespace,
+        }
+    }
+
+    /// The configuration in force, as it changes.
+    pub fn config(&self) -> watch::Receiver<Arc<ReconcilerConfig>> {
+        self.config.subscribe()
     }
 
     /// The sets in force, as they change.
@@ -275,32 +321,35 @@ impl Loader {
 
     /// Follows changes. A changed set is checked with the VMs that are known then.
     pub async fn follow(mut self, checks: Checks) {
-        let mut config = checks.config.clone();
+        let mut wanted = checks.wanted.clone();
+        let mut last_wanted = self.config.borrow().clone();
         let (mut again, mut was_unreadable) = (self.unchecked, false);
         let mut looked = Instant::now();
-        if self.unchecked {
+        if self.unchecked || *wanted.borrow() != last_wanted {
             // A set is checked with all VMs.
             if !are_started(checks.caches.iter().map(|caches| caches.started.clone())).await {
                 warn!("changed templates are checked without the VMs of namespaces that can't be listed yet");
             }
-        } else if self.gathered.changed().await.is_err() {
+        } else if !has_changed(&mut self.gathered, &mut wanted).await {
             return;
         }
         loop {
-            config.mark_unchanged();
+            let config = wanted.borrow_and_update().clone();
             let now = self.gathered.borrow_and_update().clone();
             let sources = now.sources();
             let is_unreadable = now.unreadable.is_some();
-            if sources != self.last || again || is_unreadable || was_unreadable {
+            if sources != self.last || config != last_wanted || again || is_unreadable || was_unreadable {
                 was_unreadable = is_unreadable;
-                self.tries = if sources == self.last { self.tries + 1 } else { 0 };
+                self.tries = if sources == self.last && config == last_wanted { self.tries + 1 } else { 0 };
+                last_wanted = config.clone();
                 let started = Instant::now();
-                again = self.check_all(&now, &sources, &checks).await;
+                let config_again = self.check_config(&config, &sources, &checks).await;
+                again = self.check_all(&now, &sources, &checks).await || config_again;
                 self.last = sources;
                 looked = Instant::now();
                 info!(took = ?started.elapsed(), "the templates were looked at");
             }
-            again = match self.next_look(again, looked, &checks, &config).await {
+            again = match self.next_look(again, looked, &checks, &mut wanted).await {
                 Some(again) => again,
                 None => return,
             };
@@ -314,21 +363,21 @@ impl Loader {
         again: bool,
         looked: Instant,
         checks: &Checks,
-        config: &watch::Receiver<Arc<ReconcilerConfig>>,
+        wanted: &mut watch::Receiver<Arc<ReconcilerConfig>>,
     ) -> Option<bool> {
         loop {
             if self.store.has_failed() {
                 self.store.keep_failed().await;
             }
-            if !again && self.sender.borrow().refused.is_empty() && !self.store.has_failed() {
-                return self.gathered.changed().await.is_ok().then_some(false);
+            let is_refused = !self.sender.borrow().refused.is_empty() || self.config_refused.is_some();
+            if !again && !is_refused && !self.store.has_failed() {
+                return has_changed(&mut self.gathered, wanted).await.then_some(false);
             }
-            if let Ok(changed) = timeout(AGAIN, self.gathered.changed()).await {
-                return changed.is_ok().then_some(again);
+            if let Ok(changed) = timeout(AGAIN, has_changed(&mut self.gathered, wanted)).await {
+                return changed.then_some(again);
             }
             let has_changed = |refuser: &Refuser| !checks.vms().any(|vm| self::refuser(&vm) == *refuser);
-            let may_pass = || self.refusers.iter().any(has_changed) || config.has_changed().unwrap_or(false);
-            let is_refused = !self.sender.borrow().refused.is_empty();
+            let may_pass = || self.refusers.iter().any(has_changed);
             if again || is_refused && (looked.elapsed() >= pause(self.tries) || may_pass()) {
                 return Some(true);
             }
@@ -341,8 +390,12 @@ impl Loader {
         let old = self.sender.borrow().clone();
         // All sets are compiled anew: the sets of a folder belong together, and compiling is fast.
         let compiled = Library::new(sources);
-        let mut new =
-            InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new(), former: Vec::new() };
+        let mut new = InForce {
+            library: Library::new(&Sources::default()),
+            refused: BTreeMap::new(),
+            former: Vec::new(),
+            config_refused: self.config_refused.clone(),
+        };
         let mut again = false;
         let is_known = |set: Option<&str>, error: &TemplateError| {
             self.tries > 0 && old.refused.get(&set.map(str::to_owned)) == Some(error)
@@ -445,6 +498,84 @@ impl Loader {
         again
     }
 
+    /// Checks a changed configuration and puts it in force, or keeps the last good one. Returns whether the check could not run and must be
+    /// repeated.
+    async fn check_config(&mut self, wanted: &Arc<ReconcilerConfig>, sources: &Sources, checks: &Checks) -> bool {
+        let in_force = self.config.borrow().clone();
+        let limited = Arc::new(in_force.with_limits_of(wanted));
+        if limited != in_force {
+            self.config.send_replace(limited.clone());
+        }
+        if limited == *wanted {
+            if self.config_refused.take().is_some() {
+                self.metrics.config_loaded(true);
+            }
+            self.store.keep_config(wanted).await;
+            return false;
+        }
+        let old = self.sender.borrow().clone();
+        let usable = |library: &Library| -> Vec<(Option<String>, TemplateSet)> {
+            let sets =
+                library.all().filter_map(|(name, set)| Some((name.map(str::to_owned), set.as_ref().ok()?.clone())));
+            sets.collect()
+        };
+        let mut result = self.try_config(&old, usable(&old.library), &limited, wanted, checks).await;
+        if matches!(result, Err(Some(_))) {
+            // A change of both may need each other.
+            let both = self.try_config(&old, usable(&Library::new(sources)), &limited, wanted, checks).await;
+            result = if both.is_ok() { both } else { result };
+        }
+        let keys = limited.differences(wanted);
+        let keys: Vec<&str> = keys.iter().take(MOST_KEYS).map(String::as_str).collect();
+        let keys = keys.join(", ");
+        match result {
+            Ok(()) => {
+                info!(keys, "the new configuration is in force");
+                self.config_refused = None;
+                self.metrics.config_loaded(true);
+                self.config.send_replace(wanted.clone());
+                self.store.keep_config(wanted).await;
+                false
+            }
+            Err(None) => true,
+            Err(Some(Refused { error, vm })) => {
+                let machine = vm.as_deref().map(VirtualMachine::full_name);
+                let with = machine.as_ref().map(|machine| format!(" (seen with {machine})")).unwrap_or_default();
+                let why = TemplateError::of_configuration(&keys, format!("{error}{with}"));
+                if self.config_refused.as_ref() != Some(&why) {
+                    error!(keys, vm = machine, %error, "the new configuration is not used; the last good one stays in force");
+                    self.metrics.config_loaded(false);
+                    if let Some(vm) = &vm {
+                        let note =
+                            format!("the new configuration is not used, the last good one stays in force: {why}");
+                        let event = Event { reason: Reason::ConfigurationRefused, note, action: "Check" };
+                        checks.recorder.record(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
+                    }
+                }
+                self.config_refused = Some(why);
+                false
+            }
+        }
+    }
+
+    /// Checks a configuration with these sets and all VMs. `Err(None)`: the check could not run.
+    async fn try_config(
+        &self,
+        old: &InForce,
+        sets: Vec<(Option<String>, TemplateSet)>,
+        in_force: &ReconcilerConfig,
+        wanted: &ReconcilerConfig,
+        checks: &Checks,
+    ) -> Result<(), Option<Refused>> {
+        for (name, set) in sets {
+            let before =
+                old.library.all().find(|(old, _)| *old == name.as_deref()).and_then(|(_, set)| set.as_ref().ok());
+            let configs = Configs { in_force: Some(in_force), wanted };
+            self.examine(name.as_deref(), before, &set, configs, checks).await?;
+        }
+        Ok(())
+    }
+
     /// Renders the VMs of the set, asks for the rights that it needs, and tries the objects that would change with a dry run. Returns also
     /// the versions that VMs keep. `Err(None)`: the check could not run.
     async fn check(
@@ -457,9 +588,32 @@ impl Loader {
         if let Some(error) = in_force::too_large(&set) {
             return Err(Some(Refused { error, vm: None }));
         }
-        let config = checks.config.borrow().clone();
+        let config = self.config.borrow().clone();
+        let configs = Configs { in_force: None, wanted: &config };
+        let (outcome, tried) = self.examine(name, before.as_ref(), &set, configs, checks).await?;
+        info!(
+            set = name.unwrap_or("(all)"),
+            version = set.version(),
+            vms = outcome.vms,
+            changed = outcome.changed,
+            tried,
+            kept_back = outcome.misfits,
+            "new templates are in force"
+        );
+        Ok((set, outcome.kept_versions))
+    }
+
+    /// What a set or a configuration changes, and how many objects were tried with a dry run. `Err(None)`: the check could not run.
+    async fn examine(
+        &self,
+        name: Option<&str>,
+        before: Option<&TemplateSet>,
+        set: &TemplateSet,
+        configs: Configs<'_>,
+        checks: &Checks,
+    ) -> Result<(Outcome, usize), Option<Refused>> {
         let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
-        let mut outcome = match sandbox::check(before.as_ref(), &set, users, &config).await {
+        let mut outcome = match sandbox::check(before, set, users, configs.in_force, configs.wanted).await {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
             Err(sandbox::Failure::Io(error)) => {
@@ -477,16 +631,7 @@ impl Loader {
                 }
             }
         }
-        info!(
-            set = name.unwrap_or("(all)"),
-            version = set.version(),
-            vms = outcome.vms,
-            changed = outcome.changed,
-            tried,
-            kept_back = outcome.misfits,
-            "new templates are in force"
-        );
-        Ok((set, outcome.kept_versions))
+        Ok((outcome, tried))
     }
 
     /// Reports that the newest version of a set is not used: in the log and with events.
@@ -512,6 +657,27 @@ impl Loader {
                 },
             );
         }
+    }
+}
+
+/// The configurations of a check.
+#[derive(Clone, Copy)]
+struct Configs<'a> {
+    /// The one in force, if it is another one.
+    in_force: Option<&'a ReconcilerConfig>,
+    /// The one with which VMs are to be rendered.
+    wanted: &'a ReconcilerConfig,
+}
+
+/// Waits until templates or the configuration change. Returns false if the templates can't change any more.
+async fn has_changed(
+    gathered: &mut watch::Receiver<Gathered>,
+    wanted: &mut watch::Receiver<Arc<ReconcilerConfig>>,
+) -> bool {
+    tokio::select! {
+        changed = gathered.changed() => changed.is_ok(),
+        // A configuration without a file never changes.
+        Ok(()) = wanted.changed() => true,
     }
 }
 

@@ -129,7 +129,8 @@ pub fn check_change(
         let before = old.map(|old| render(&vm, &observed, old_config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
-            Err(error) if error.of_values => {
+            // With another configuration the values of all VMs are others.
+            Err(error) if error.of_values && old_config == config => {
                 let from = vm.status.as_ref().and_then(|status| status.templates.as_ref());
                 outcome.kept_versions.extend(from.and_then(|from| from.version.clone()));
                 outcome

@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 use minijinja::ErrorKind;
 use serde::{Deserialize, Serialize};
 
+/// The file of errors of the manager's configuration.
+const CONFIGURATION: &str = "config.yaml";
+
 /// An error in a file of a template set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{template}{}: {message}", position(*.line, *.column))]
@@ -48,6 +51,16 @@ impl TemplateError {
             loses_runner: false,
             vm_field: None,
         }
+    }
+
+    /// The error with which a changed configuration is refused. `keys` are those that have changed.
+    pub fn of_configuration(keys: &str, message: impl std::fmt::Display) -> Self {
+        Self::refused(CONFIGURATION, format!("{keys}: {message}"))
+    }
+
+    /// Whether it is one of the configuration.
+    pub fn is_of_configuration(&self) -> bool {
+        self.template == CONFIGURATION
     }
 
     /// The error of a field of a VM, given as a JSON pointer. `template` is the file whose rule the value breaks, or the field again.

@@ -36,7 +36,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{PowerState, VirtualMachine, conditions},
+    api::{PowerState, Reason, VirtualMachine, conditions},
     object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STATE_UNTIL_ANNOTATION},
     ownership::{self, Applier, Setter},
     power::until::{self, value},
@@ -105,6 +105,8 @@ pub enum Refusal {
     Stopped,
     #[error("its guest does not run{}", reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default())]
     NoGuest { reason: Option<String> },
+    #[error("a part of its spec fails while it runs, and would fail at its next start: {why}")]
+    WouldFail { why: String },
     #[error("{}", from_git(applier, STATE))]
     Git { applier: Applier },
 }
@@ -126,7 +128,7 @@ impl Refusal {
     pub fn words(&self, command: Command) -> String {
         match self {
             Self::Git { applier } => from_git(applier, command.field()),
-            Self::Deleted | Self::Stopped | Self::NoGuest { .. } => self.to_string(),
+            Self::Deleted | Self::Stopped | Self::NoGuest { .. } | Self::WouldFail { .. } => self.to_string(),
         }
     }
 }
@@ -159,7 +161,7 @@ pub fn is_down(vm: &VirtualMachine, now: Timestamp) -> bool {
 }
 
 /// Decides what a command writes. `pod_uid` is the UID of the VM's Pod, if it has one; only a forced stop needs it. With `insist` a
-/// field is also written if a GitOps controller applies it.
+/// field is also written if a GitOps controller applies it, and a VM is restarted although a part of its spec is known to fail.
 ///
 /// # Errors
 /// Why the command is refused.
@@ -232,7 +234,10 @@ pub fn decide(
             }
         }
         Command::Restart if is_down(vm, now) => Err(Refusal::Stopped),
-        Command::Restart => Ok(annotate(restart())),
+        Command::Restart => match known_failure(vm).filter(|_| !insist) {
+            Some(why) => Err(Refusal::WouldFail { why }),
+            None => Ok(annotate(restart())),
+        },
         Command::Resume if !vm.spec.vm.paused => Ok(Decision::Unchanged("is not paused")),
         Command::Resume => set_paused(vm, false, insist),
         Command::Pause if vm.spec.vm.paused => Ok(Decision::Unchanged("is paused already")),
@@ -250,6 +255,14 @@ pub fn decide(
         }
         Command::Pause => set_paused(vm, true, insist),
     }
+}
+
+/// What the runner says of a change of the spec that the running guest could not get, such as a CD that does not exist.
+fn known_failure(vm: &VirtualMachine) -> Option<String> {
+    let status = vm.status.as_ref().filter(|_| has(vm, conditions::RUNNING))?;
+    let applied = conditions::find(&status.conditions, conditions::CHANGES_APPLIED)?;
+    let has_failed = applied.status == "False" && conditions::reason(applied) == Some(Reason::ChangeFailed);
+    has_failed.then(|| applied.message.clone())
 }
 
 /// Who applies a field that is to be written.
@@ -340,6 +353,26 @@ mod tests {
     const START: Command = Command::Start { until: None };
     const STOP: Command = Command::Stop { force: false, until: None };
     const FORCE: Command = Command::Stop { force: true, until: None };
+
+    #[test]
+    fn a_restart_that_is_known_to_fail_is_told_before() {
+        let failing = |running: &str, reason: &str| {
+            vm(|vm| {
+                vm["status"] = conditions(&[]);
+                vm["status"]["conditions"] = json!([
+                    { "type": "Running", "status": running, "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+                    { "type": "ChangesApplied", "status": "False", "reason": reason, "message": "no CD", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+                ]);
+            })
+        };
+        let restart = |vm: &VirtualMachine, insist| decide(vm, Command::Restart, None, insist, noon()).err();
+        let known = failing("True", "ChangeFailed");
+        assert_eq!(restart(&known, false), Some(Refusal::WouldFail { why: "no CD".into() }));
+        assert_eq!(restart(&known, true), None);
+        // Nothing runs that could be lost, or there is no guest of which it is said.
+        assert_eq!(restart(&failing("False", "ChangeFailed"), false), None);
+        assert_eq!(restart(&failing("True", "Stopped"), false), None);
+    }
 
     #[test]
     fn each_command_writes_what_the_vm_lacks() {

@@ -316,6 +316,7 @@ fn help(command: Command, name: &str, refusal: &Refusal) -> String {
         }
         (Refusal::Git { .. }, _) => format!("{why}, or give --yes to do it until the next sync"),
         (Refusal::Stopped, _) => format!("{why}: kubectl vm start {name}"),
+        (Refusal::WouldFail { .. }, _) => format!("{why}; correct it, or give --yes to restart it nevertheless"),
         (Refusal::Deleted | Refusal::NoGuest { .. }, _) => why,
     }
 }

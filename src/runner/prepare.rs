@@ -18,7 +18,7 @@ use tokio::process::Command;
 use tracing::{info, warn};
 
 use super::{
-    cd::{self, Medium, Refusal},
+    cd::{self, Medium},
     cloud_init::CloudInitFiles,
     command::{self, Firmware, Hardware, PodLink, Prepared, Template},
     config::Configuration,
@@ -97,14 +97,6 @@ pub enum Error {
         /// The path of the disk.
         path: String,
     },
-    /// A CD can't be inserted.
-    #[error("{text} can't be inserted into a CD drive")]
-    Cd {
-        /// The CD, as the configuration names it.
-        text: String,
-        /// Why.
-        source: Refusal,
-    },
     /// A text that QEMU would misunderstand.
     #[error("{value:?} can't be QEMU's {what}; correct the VM's status.identity, or the file in the VM's data")]
     Identity {
@@ -160,7 +152,7 @@ pub async fn prepare(
         firmware: firmware(vm.firmware, data, firmware_directory(vm.firmware, &OVMF.map(Path::new)), purpose)?,
         cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime, purpose)?,
         block_devices: disks(&vm.drives, purpose)?,
-        media: media(&vm.drives, &cd::folders(&config.cd_folders)).await?,
+        media: media(&vm.drives, &cd::folders(&config.cd_folders)).await,
         pod_network,
         display_password: password.is_some(),
     })
@@ -423,23 +415,23 @@ fn cloud_init_disk(
     Ok(Some(path.display().to_string()))
 }
 
-/// What the CD drives hold. A drive whose server does not answer is empty at first: the agent inserts the CD when the server answers.
-async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Medium>>, Error> {
+/// What the CD drives hold. A drive whose CD is missing or not allowed is empty: a guest does without a CD, and not without its start. The
+/// agent reports it, and inserts the CD when it is there.
+async fn media(drives: &[Drive], folders: &[PathBuf]) -> Vec<Option<Medium>> {
     let mut media = Vec::new();
     for text in drives.iter().filter_map(Drive::cd) {
         media.push(match text {
             "" => None,
             text => match cd::medium(text, folders).await {
                 Ok(medium) => Some(medium),
-                Err(refusal) if refusal.is_passing() => {
+                Err(refusal) => {
                     warn!(cd = text, error = %refusal, "the VM starts without a CD");
                     None
                 }
-                Err(source) => return Err(Error::Cd { text: text.to_owned(), source }),
             },
         });
     }
-    Ok(media)
+    media
 }
 
 /// Finds out which disks are block devices. A start creates disk files that do not exist and have a size in the configuration, and

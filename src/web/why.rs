@@ -103,6 +103,7 @@ fn act(command: Command, refusal: &power::Refusal) -> Vec<Sentence> {
         power::Refusal::Stopped => vec![Sentence::of("stopped")],
         power::Refusal::NoGuest { reason: None } => vec![Sentence::of("no-guest")],
         power::Refusal::NoGuest { reason: Some(reason) } => vec![Sentence::with_name("no-guest-because", reason)],
+        power::Refusal::WouldFail { why } => vec![Sentence::with_name("would-fail", why)],
         power::Refusal::Git { applier } => {
             let since = applier.since.as_ref().map(|since| Sentence::with_time("git-since", since.0));
             let git = Sentence { field: Some(command.field()), ..Sentence::with_name("git", &applier.manager) };
@@ -166,6 +167,7 @@ mod tests {
             power::Refusal::Stopped,
             power::Refusal::NoGuest { reason: None },
             power::Refusal::NoGuest { reason: Some("a reason".into()) },
+            power::Refusal::WouldFail { why: "a reason".into() },
             git(),
         ];
         let pools = [

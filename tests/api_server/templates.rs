@@ -1,6 +1,7 @@
 //! Templates that change while the manager runs: good ones are used at once, broken ones change nothing.
 
 mod diff;
+mod harm;
 mod in_force;
 mod limits;
 

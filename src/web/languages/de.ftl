@@ -84,6 +84,7 @@ what-failed = Der Cluster hat die Änderung nicht angenommen. Bitte noch einmal 
 what-nothing = Keine Ihrer Rollen hat hier eine Seite.
 why-deleted = Sie wird gerade gelöscht.
 why-stopped = Sie ist aus; sie muss gestartet werden.
+why-would-fail = Ein Teil ihrer Beschreibung scheitert, während sie läuft, und würde beim nächsten Start scheitern: { $name }. Um sie trotzdem neu zu starten: anhalten und starten.
 why-no-guest = Ihr Gastsystem läuft nicht.
 why-no-guest-because = Ihr Gastsystem läuft nicht ({ $name }).
 why-git = { $name } wendet spec.vm.{ $field } aus Git an und nimmt zurück, was andere schreiben: ändern Sie es in Git.

@@ -84,6 +84,7 @@ what-failed = The cluster did not accept the change. Please try again.
 what-nothing = No role of yours has a page here.
 why-deleted = It is being deleted.
 why-stopped = It is stopped; a start is what it needs.
+why-would-fail = A part of its spec fails while it runs, and would fail at its next start: { $name }. To restart it nevertheless, stop it and start it.
 why-no-guest = Its guest does not run.
 why-no-guest-because = Its guest does not run ({ $name }).
 why-git = { $name } applies spec.vm.{ $field } from Git, and takes back what others write: change it in Git.

@@ -33,9 +33,17 @@ impl Cluster {
     /// Checks what the Pods that a step of a plan creates would mount. What the VM has itself needs no request.
     ///
     /// # Errors
-    /// The first object that does not exist, the first ConfigMap that lacks a key, or the error of a request. Without the right to read such
+    /// The first claim that is another VM's, the first object that does not exist, the first ConfigMap that lacks a key, or the error of a request. Without the right to read such
     /// an object it is not checked.
     pub(super) async fn check_mounts(&self, vm: &VirtualMachine, step: &[Action]) -> Result<(), ActionError> {
+        let claims = step.iter().filter_map(pod_spec).flat_map(claims);
+        for name in claims {
+            if let Some(other) = self.children.other_holder(vm, name) {
+                let key =
+                    ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
+                return Err(ActionError::Shared { key, vm: other });
+            }
+        }
         let mounted: Vec<Source> = step.iter().filter_map(pod_spec).flat_map(sources).collect();
         if mounted.is_empty() {
             return Ok(());
@@ -82,6 +90,12 @@ fn pod_spec(action: &Action) -> Option<&Value> {
         }
         Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
     }
+}
+
+/// The claims that a Pod mounts.
+fn claims(pod_spec: &Value) -> impl Iterator<Item = &str> {
+    let volumes = pod_spec["volumes"].as_array().into_iter().flatten();
+    volumes.filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
 }
 
 /// What a Pod can't start without and somebody must have made. The kubelet itself says what is wrong with variables of the environment.

@@ -84,7 +84,7 @@ impl Unrest {
     /// What the condition says of a restless VM, and when it is to be looked at again.
     pub fn problem(&self, name: &ObjectRef<PackedVm>, now: Instant) -> Option<(Problem, Duration)> {
         let level = lock(&self.0).get(name)?.at(now);
-        let again = EVERY.mul_f64(level.writes - CALM + 0.1);
+        let again = EVERY.mul_f64((level.writes - CALM).max(0.0) + 0.1);
         let message = format!(
             "the manager has written the VM's objects or its status again and again although nobody has changed the VM, so it waits {} s before \
              each time: a template renders something else after each write (does it read vm.status?), or another client changes the same \

@@ -24,6 +24,20 @@ impl Children {
         vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(uses).map(|other| other.name_any())
     }
 
+    /// Another VM that has the claim of that name, as its status says, if this VM does not have it.
+    pub(in crate::cluster) fn other_holder(&self, vm: &VirtualMachine, claim: &str) -> Option<String> {
+        let has = |vm: &VirtualMachine| {
+            let mut claims = vm.status.iter().flat_map(|status| &status.claims);
+            claims.any(|known| known.name == claim && !known.unused && known.uid.is_some())
+        };
+        let is_other = |other: &&Arc<PackedVm>| {
+            let meta = other.meta();
+            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(claim)
+        };
+        let vms = self.vms.get().filter(|_| !has(vm))?.state();
+        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(has).map(|other| other.name_any())
+    }
+
     /// The Pod whose runner has reported last, if it has lost its owner and names another VM.
     pub(super) fn lost_pod(&self, vm: &VirtualMachine, found: &[Object]) -> Option<Object> {
         let uid = vm.status.as_ref()?.pod_uid.as_deref()?;

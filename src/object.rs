@@ -240,6 +240,11 @@ pub fn pods() -> TypeMeta {
     TypeMeta { api_version: "v1".into(), kind: "Pod".into() }
 }
 
+/// The kind PersistentVolumeClaim.
+pub fn persistent_volume_claims() -> TypeMeta {
+    TypeMeta { api_version: "v1".into(), kind: "PersistentVolumeClaim".into() }
+}
+
 /// The kind StatefulSet. Releases before 3.4 made one for each VM.
 pub fn stateful_sets() -> TypeMeta {
     TypeMeta { api_version: "apps/v1".into(), kind: "StatefulSet".into() }

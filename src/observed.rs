@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference},
+    jiff::Timestamp,
+};
 use kube::{
     ResourceExt,
     core::{DynamicObject, TypeMeta},
@@ -13,8 +16,13 @@ use serde_json::Value;
 use crate::{
     api::GROUP,
     object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, named_vm},
-    ownership::{self, OBJECT_MANAGER, Writer},
+    ownership::{
+        self, OBJECT_MANAGER, Writer,
+        origin::{Entry, Origin, origin},
+    },
 };
+
+pub mod whose;
 
 /// The objects of one VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,7 +72,7 @@ impl Observed {
         std::iter::successors(self.maker_of(object), |maker| self.maker_of(maker)).take(MAXIMUM_DEPTH)
     }
 
-    /// The VM's display secrets.
+    /// The VM's display secrets, whoever made them.
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.iter().filter(|object| {
             object.key.kind == "Secret"
@@ -103,6 +111,12 @@ pub struct Object {
     pub grace: Option<i64>,
     /// UIDs of its owners.
     pub owners: Vec<String>,
+    /// The name of the VM that is an owner.
+    #[serde(default)]
+    pub owner_vm: Option<String>,
+    /// Which program made it.
+    #[serde(default)]
+    pub origin: Origin,
     /// What made it, if it is owned by something else than a VM: for the Pod of a StatefulSet the StatefulSet.
     #[serde(default)]
     pub maker: Option<Maker>,
@@ -142,6 +156,7 @@ impl Object {
             Some(Json::from(&ours))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
+        let origin = origin_of(object.managed_fields());
         let writers = object.managed_fields().iter().filter(|_| key.is_claim()).map(Writer::from);
         let size_applier = ownership::size_applier(writers, object.annotations());
         let mut data = if key.needs_content() { object.data } else { Value::Null };
@@ -155,6 +170,8 @@ impl Object {
             deleting: metadata.deletion_timestamp.map(|time| time.0),
             grace: metadata.deletion_grace_period_seconds,
             maker: maker(metadata.owner_references.as_deref().unwrap_or_default()),
+            owner_vm: owning_vm(metadata.owner_references.as_deref().unwrap_or_default()).map(str::to_owned),
+            origin,
             owners: metadata.owner_references.unwrap_or_default().into_iter().map(|owner| owner.uid).collect(),
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
@@ -164,18 +181,6 @@ impl Object {
             spec: take("spec"),
             status: take("status"),
         }
-    }
-
-    /// Whether the VM with that UID owns the object or may adopt it. It may adopt an object that the manager created and that has no
-    /// owner: `kubectl delete --cascade=orphan` leaves such objects, and a new VM of the same name continues with them. Anybody may
-    /// take away labels, so the fields that the manager applied show too that it created the object.
-    pub fn is_owned_or_adoptable(&self, vm_uid: &str) -> bool {
-        if self.owners.is_empty() { self.is_ours() || self.owned.is_some() } else { self.is_owned_by(vm_uid) }
-    }
-
-    /// Whether the manager created the object for the VM with that UID. The garbage collector deletes it with the VM.
-    pub fn is_ours_and_owned_by(&self, vm_uid: &str) -> bool {
-        self.is_ours() && self.is_owned_by(vm_uid)
     }
 
     /// Whether the object with that UID is an owner.
@@ -188,7 +193,7 @@ impl Object {
         named_vm(&self.annotations, &self.labels).map(String::as_str)
     }
 
-    /// Whether the object's labels say that the manager created it.
+    /// Whether the object's labels say that the manager created it. Anybody may give it these: [`Self::whose`] says whose it is.
     pub fn is_ours(&self) -> bool {
         let label = |name: &str| self.labels.get(name).map(String::as_str);
         label("app.kubernetes.io/managed-by") == Some(MANAGED_BY) && label("app.kubernetes.io/name") == Some(APP_NAME)
@@ -279,6 +284,17 @@ impl Object {
     }
 }
 
+fn origin_of(entries: &[ManagedFieldsEntry]) -> Origin {
+    let fields = |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map(|fields| fields.0.to_string());
+    let texts: Vec<_> = entries.iter().map(|entry| (entry, fields(entry).unwrap_or_default())).collect();
+    origin(texts.iter().map(|(entry, fields)| Entry {
+        manager: entry.manager.as_deref().unwrap_or_default(),
+        operation: entry.operation.as_deref().unwrap_or_default(),
+        subresource: entry.subresource.as_deref().unwrap_or_default(),
+        fields,
+    }))
+}
+
 /// The owner that made an object and makes it again: its controller
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/owners-dependents/>), unless that is a VM.
 pub fn maker(owners: &[OwnerReference]) -> Option<Maker> {
@@ -333,6 +349,11 @@ impl Json {
     /// The parsed JSON; null if the text is not JSON.
     pub fn value(&self) -> Value {
         serde_json::from_str(&self.0).unwrap_or_default()
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.0
     }
 }
 

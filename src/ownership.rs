@@ -11,6 +11,18 @@
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 //! | [`WEB_MANAGER`] | changes that a person makes in the web interface |
+//!
+//! A tool may reset the entries
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#clearing-managedfields>), and then the API server records no change by
+//! an update until something is applied; a backup brings an object back with entries of its own tool alone. What asks the entries does this then:
+//!
+//! | what asks | without entries |
+//! |---|---|
+//! | who sets `spec.vm.state` ([`setter`]) | a state that the spec has is obeyed ([`crate::api::stored`]); one that it does not have nobody sets, and the VM keeps its power |
+//! | who applies a field of the VM ([`applier`]), or syncs the size of a claim ([`size_applier`]) | nobody is named, and nothing is refused because of it |
+//! | which of the status is the manager's ([`status_differs`], [`owns_condition`]) | the manager applies its part once more; from then on the API server records changes of the VM |
+//! | whether a rendered object is as the manager applied it ([`owns_all_of`]) | it is not, and is applied once more |
+//! | which program made an object ([`origin`]) | nobody can say: its owner decides whose it is, and labels do not |
 
 mod reserved;
 
@@ -22,6 +34,8 @@ use serde_json::{Map, Value, json};
 
 pub use self::reserved::reserved;
 use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
+
+pub mod origin;
 
 /// The field manager of all rendered objects.
 pub const OBJECT_MANAGER: &str = "vm-operator";
@@ -192,9 +206,14 @@ fn sets_state(entry: &ManagedFieldsEntry) -> bool {
     Writer::from(entry).has(&STATE)
 }
 
-/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, and the manager's part of the status.
+fn state_fields() -> Value {
+    json!({ "f:spec": { "f:vm": { "f:state": {} } } })
+}
+
+/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, the manager's part of the status, and whether
+/// anything is recorded of the spec at all ([`crate::api::stored`]).
 pub fn trim(vm: &mut VirtualMachine) {
-    let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
+    let state = || Some(FieldsV1(state_fields()));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
     let last = last_applied(last.as_ref());
     let applied_state = last.map(|last| last.pointer("/spec/vm/state").is_some());
@@ -202,6 +221,7 @@ pub fn trim(vm: &mut VirtualMachine) {
         vm.metadata.annotations = None;
     }
     let entries = vm.metadata.managed_fields.get_or_insert_default();
+    let recorded = entries.iter().find(|entry| Writer::from(*entry).has(&["spec"])).cloned();
     entries.retain_mut(|entry| {
         let sets_state =
             sets_state(entry) && !(applied_state == Some(false) && Writer::from(&*entry).is_client_side_apply());
@@ -219,6 +239,12 @@ pub fn trim(vm: &mut VirtualMachine) {
             ..ManagedFieldsEntry::default()
         });
     }
+    let is_noted = entries.iter().any(|entry| Writer::from(entry).has(&["spec"]));
+    entries.extend(
+        recorded
+            .filter(|_| !is_noted)
+            .map(|entry| ManagedFieldsEntry { fields_v1: Some(FieldsV1(json!({ "f:spec": {} }))), ..entry }),
+    );
 }
 
 /// Gives the keys of a ConfigMap's `data` that a command of `kubectl vm` has written to the client that applies the ConfigMap, if there is
@@ -386,7 +412,8 @@ fn has_other_fields(owned: &Value, wanted: &Value) -> bool {
 pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
     let wanted = &status_to_apply(vm, wanted);
     let current = json!(vm.status);
-    !contains(&current, wanted) || status_fields(vm).is_some_and(|owned| has_other_fields(owned, wanted))
+    // Without an entry of the manager, a tool has reset them.
+    !contains(&current, wanted) || status_fields(vm).is_none_or(|owned| has_other_fields(owned, wanted))
 }
 
 /// In a field set: the field itself, without those below it.
@@ -636,6 +663,11 @@ mod tests {
             assert_eq!(vm.metadata.annotations, None);
             let kept = json!(vm.metadata.managed_fields);
             assert!(!kept.to_string().contains("maximumCpus"), "{kept}");
+            assert_eq!(
+                kept.to_string().contains("f:spec"),
+                entries != json!([]),
+                "whether anything is recorded: {kept}"
+            );
         }
     }
 

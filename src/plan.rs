@@ -38,7 +38,7 @@ use crate::{
     object::{
         AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
     },
-    observed::{Object, Observed},
+    observed::{Object, Observed, whose::Whose},
     power::{
         self, Power, Wanted,
         force_stop::{ForceStop, force_stop},
@@ -185,10 +185,9 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
 /// Plans one VM. Its first methods are the steps of [`plan`].
 struct Planner<'a> {
     vm: &'a VirtualMachine,
-    uid: String,
     observed: &'a Observed,
     rendered: Option<&'a [Rendered]>,
-    guests: Guests<'a>,
+    guests: Guests<'a, 'a>,
     plan: Plan,
 }
 
@@ -206,7 +205,7 @@ impl<'a> Planner<'a> {
         if let Some(end) = plan.power.until.in_force.as_ref().map(|it| it.until.0) {
             plan.requeue_at(end, observed.now);
         }
-        Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, guests, plan }
+        Self { vm, observed, rendered, guests, plan }
     }
 
     fn is_up_wanted(&self) -> bool {
@@ -285,7 +284,9 @@ impl<'a> Planner<'a> {
         if !self.is_up_wanted() || self.guests.pod().is_some() {
             return;
         }
-        let strangers: Vec<_> = self.guests.strangers().cloned().collect();
+        // What has the key of a rendered object is refused anyway.
+        let is_found = |pod: &Object| self.is_runtime_key(&pod.key) && self.observed.get(&pod.key).is_some();
+        let strangers: Vec<_> = self.guests.strangers().filter(|pod| !is_found(pod)).cloned().collect();
         for pod in strangers {
             self.plan.waits.push(Wait::ClaimInUse(pod.key.clone()));
             self.look_again();
@@ -343,14 +344,14 @@ impl<'a> Planner<'a> {
 
     fn existing(&self, object: &Rendered) -> Existing<'a> {
         let Some(found) = self.observed.get(&object.key) else { return Existing::Absent };
-        if object.lifetime == Lifetime::Keep {
-            if !object.key.is_claim() && !found.is_ours() {
-                return Existing::NotOurs;
+        if !object.key.is_claim() && !self.guests.contains(found) {
+            match found.whose(self.vm) {
+                Whose::Vm => {}
+                // The garbage collector deletes it. The watch reports when it is gone.
+                Whose::Former => return Existing::Deleting(found),
+                Whose::Other if found.deleting.is_some() => return Existing::Deleting(found),
+                Whose::Other => return Existing::NotOurs,
             }
-        } else if !found.is_owned_or_adoptable(&self.uid) {
-            // An object of a deleted VM is being deleted. The watch reports when it is gone.
-            let is_leaving = found.deleting.is_some() || found.is_ours();
-            return if is_leaving { Existing::Deleting(found) } else { Existing::NotOurs };
         }
         if found.deleting.is_some() {
             Existing::Deleting(found)
@@ -367,7 +368,7 @@ impl<'a> Planner<'a> {
         let is_of_guest =
             |object: &Object| self.guests.contains(object) || self.guests.makers().any(|maker| maker.uid == object.uid);
         self.observed.objects.iter().filter(move |object| {
-            object.is_ours_and_owned_by(&self.uid)
+            object.is_made_for(self.vm)
                 && !object.key.is_claim()
                 && object.deleting.is_none()
                 && self.rendered.is_some()

@@ -155,8 +155,7 @@ impl<'a> Shutdown<'a> {
         let reporting_pod = status.and_then(|status| status.pod_uid.as_ref());
         let reported = reported_end(vm, pod);
         // A Pod that a controller (a StatefulSet) owns has no restart annotation; its controller has it.
-        let is_restarting =
-            |pod: &Object| pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
+        let is_restarting = |pod: &Object| pod.maker.is_none() && pod.is_of(vm) && is_restart_wanted(vm, pod);
         let stops = match reported {
             Some(End::Shutdown) => vm.spec.guest_shutdown_stops,
             Some(End::Panic) => true,

@@ -124,6 +124,8 @@ struct Pods<'a> {
     own: Option<&'a Object>,
     /// If the VM has no Pod: the Pod of a deleted VM with the same name, which must end first.
     previous: Option<&'a Object>,
+    /// A Pod that can write to the VM's disks beside its own one.
+    second: Option<&'a Object>,
 }
 
 impl<'a> Pods<'a> {
@@ -132,7 +134,8 @@ impl<'a> Pods<'a> {
         let own = guests.pod().map(AsRef::as_ref);
         let is_awaited = |pod: &&Object| plan.waits.iter().any(|wait| is_deletion(wait) && *wait.key() == pod.key);
         let previous = guests.previous().map(AsRef::as_ref).filter(is_awaited);
-        Self { own, previous: previous.filter(|_| own.is_none()) }
+        let second = own.and_then(|_| guests.second()).map(AsRef::as_ref);
+        Self { own, previous: previous.filter(|_| own.is_none()), second }
     }
 }
 
@@ -344,8 +347,7 @@ fn object_kinds(
     rendered: &[Rendered],
     unknown: &[TypeMeta],
 ) -> Vec<ObjectKind> {
-    let uid = vm.uid().unwrap_or_default();
-    let existing = observed.objects.iter().filter(|object| object.is_ours_and_owned_by(&uid));
+    let existing = observed.objects.iter().filter(|object| object.is_made_for(vm));
     let existing = existing.map(|object| object.key.types()).filter(|kind| !kinds::is_needed(kind, rendered));
     let rendered = rendered.iter().map(|object| object.key.types()).filter(|kind| !kinds::is_needed(kind, &[]));
     let kinds = existing.chain(unknown.iter().cloned()).chain(rendered);

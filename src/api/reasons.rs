@@ -79,7 +79,7 @@ reasons! {
     PodNotEnded, "Ready=False, event", Warning, "The Pod should have ended, and its node has not ended it. Nothing says that the node is down: the guest may still be powering down.";
     PodNotRemoved, "Ready=False, event", Warning, "Nothing runs in the Pod any more, but something keeps the object, usually a finalizer.";
     NameTaken, "Ready=False, ObjectsReady=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
-    ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
+    ClaimInUse, "Ready=False, event", Warning, "Another Pod mounts one of the VM's claims and can write to it. The VM starts when that Pod is gone, or runs beside it: the manager does not delete the other Pod.";
     ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
     Restless, "ObjectsReady=False, event", Warning, "The manager has written the VM's objects or its status again and again although nobody has changed the VM, so it waits between two writes: a template renders something else after each write, or another client changes the same fields.";
     MountMissing, "Ready=False, event", Warning, "The Pod would mount a Secret or a ConfigMap that does not exist, or lacks the key; the message names it. The VM starts when it is there.";

@@ -10,11 +10,17 @@
 //! | a field of `spec` or of `spec.vm` | the VM keeps the other fields, and [`InvalidSpec`] names this one: nothing can be rendered, but the VM can be stopped |
 //! | `spec.vm.state` | as above, and the VM keeps its power state |
 //!
+//! `metadata.managedFields` say who has set which field. A tool may have reset them; then a `spec.vm.state` that is there counts as set by
+//! [`BEFORE_FIRST_APPLY`], and not as a default that nobody has set.
+//!
 //! A manifest in a file is read by `Deserialize` of [`VirtualMachine`], which accepts no bad value.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry},
+};
 use kube::{Resource, core::ObjectMeta};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
 use serde_json::{Map, Value, json, value::RawValue};
@@ -25,6 +31,10 @@ use super::{VirtualMachine, VirtualMachineSpec};
 pub const DEEPEST: usize = 100;
 /// The longest error about one field, in characters. An error quotes the value.
 const LONGEST_ERROR: usize = 300;
+
+/// The field manager to which the API server gives all fields of an object without entries at its first apply
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#upgrading-from-client-side-apply-to-server-side-apply>).
+pub const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
 /// The fields of a stored spec that can't be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,11 +91,35 @@ impl Resource for StoredVm {
 /// If the text is not a JSON object, or the VM has no name.
 pub fn read(text: &str) -> Result<VirtualMachine, serde_json::Error> {
     // What nests deeper can't be a part of another document.
-    if depth(text) > DEEPEST {
-        return read_parts(text);
-    }
+    let is_deep = depth(text) > DEEPEST;
     // Nearly every VM can be read as a whole, which is faster.
-    serde_json::from_str(text).or_else(|_| read_parts(text))
+    let whole = if is_deep { None } else { serde_json::from_str(text).ok() };
+    let mut vm = whole.map_or_else(|| read_parts(text), Ok)?;
+    note_unrecorded_state(&mut vm, text);
+    Ok(vm)
+}
+
+/// Notes that somebody has set `spec.vm.state`, if it is there and nothing of the spec is recorded in the entries.
+fn note_unrecorded_state(vm: &mut VirtualMachine, text: &str) {
+    let entries = vm.metadata.managed_fields.get_or_insert_default();
+    let of_spec =
+        |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().is_some_and(|set| set.0.get("f:spec").is_some());
+    let has_state = || {
+        let machine = spec_text(text).and_then(|spec| fields(spec.get())?.remove("vm"));
+        let state = machine.and_then(|machine| fields(machine.get())?.remove("state"));
+        state.is_some_and(|state| !is_null(state))
+    };
+    if !entries.iter().any(of_spec) && has_state() {
+        entries.push(ManagedFieldsEntry {
+            manager: Some(BEFORE_FIRST_APPLY.into()),
+            operation: Some("Update".into()),
+            fields_v1: Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } }))),
+            ..ManagedFieldsEntry::default()
+        });
+    }
+    if entries.is_empty() {
+        vm.metadata.managed_fields = None;
+    }
 }
 
 /// How deep a JSON text nests.
@@ -268,6 +302,21 @@ mod tests {
 
     fn nested(levels: usize) -> Value {
         (0..levels).fold(json!("x"), |value, _| json!([value]))
+    }
+
+    #[test]
+    fn a_state_of_which_nothing_is_recorded_counts_as_set() {
+        let set = |entries: Value, machine: Value| {
+            let metadata = json!({ "name": "apple", "managedFields": entries });
+            let vm = read(&json!({ "metadata": metadata, "spec": { "vm": machine } }).to_string()).unwrap();
+            let entries = json!(vm.metadata.managed_fields);
+            assert_eq!(read(&json!(vm).to_string()).unwrap().metadata.managed_fields, vm.metadata.managed_fields);
+            entries.to_string().contains(BEFORE_FIRST_APPLY)
+        };
+        let of = |fields: Value| json!([{ "manager": "x", "operation": "Apply", "fieldsV1": fields }]);
+        assert!(set(json!([]), json!({ "state": "Stopped" })));
+        assert!(set(of(json!({ "f:status": {} })), json!({ "state": "Stopped" })), "only the status was applied since");
+        assert!(!set(of(json!({ "f:spec": {} })), json!({ "state": "Stopped" })), "it is a default that nobody set");
     }
 
     #[test]

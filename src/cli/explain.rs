@@ -532,11 +532,9 @@ async fn scheduled(api: &Api<Pod>) -> kube::Result<Vec<Pod>> {
     }
 }
 
-/// The Pod, if it is the VM's: its own, or one that a workload has made and that names it.
+/// The Pod, if it is the VM's: its own, or one that a workload has made and that its status names.
 fn pod_of(vm: &VirtualMachine, pod: DynamicObject) -> Option<Object> {
-    let pod = Object::trim(&object::pods(), pod);
-    let is_of_maker = pod.maker.is_some() && pod.is_ours() && pod.vm() == Some(&vm.name_any());
-    (is_of_maker || pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default())).then_some(pod)
+    Some(Object::trim(&object::pods(), pod)).filter(|pod| pod.is_of(vm))
 }
 
 /// The Pod that was found by its name, or the one of another name that the status has. `None`: that could not be read.

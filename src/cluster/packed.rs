@@ -22,9 +22,12 @@ use serde_json::{Value, value::RawValue};
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
     metrics::VmSummary,
-    object::{APP_NAME, ObjectKey, named_vm},
+    object::{APP_NAME, INSTANCE_LABEL, ObjectKey, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
-    ownership::{self, OBJECT_MANAGER, Writer},
+    ownership::{
+        self, OBJECT_MANAGER, Writer,
+        origin::{Entry, Origin, has_name, has_owner, origin},
+    },
     process::lock,
 };
 
@@ -46,8 +49,20 @@ pub struct Packed {
 }
 
 /// Everything else of an [`Object`], in the order of its fields.
-type Rest<T, V> =
-    (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, Option<Maker>, T, T, Option<String>, V, V);
+type Rest<T, V> = (
+    Option<Timestamp>,
+    Option<Timestamp>,
+    Option<i64>,
+    Vec<String>,
+    Option<String>,
+    Origin,
+    Option<Maker>,
+    T,
+    T,
+    Option<String>,
+    V,
+    V,
+);
 
 /// Stands for the owner's UID in a field set. In JSON this character only occurs escaped.
 const OWNER: char = '\0';
@@ -57,7 +72,20 @@ impl Packed {
     pub fn unpack(&self) -> Object {
         // It was written by `pack`, so it can be read.
         let rest: Rest<BTreeMap<String, String>, Value> = serde_json::from_str(&self.rest).unwrap_or_default();
-        let (created, deleting, grace, owners, maker, labels, annotations, size_applier, spec, status) = rest;
+        let (
+            created,
+            deleting,
+            grace,
+            owners,
+            owner_vm,
+            origin,
+            maker,
+            labels,
+            annotations,
+            size_applier,
+            spec,
+            status,
+        ) = rest;
         let fields = |shape: &Option<Arc<str>>| {
             let owner = owners.first().map(String::as_str).unwrap_or_default();
             shape.as_ref().map(|shape| Json::from(shape.replace(OWNER, owner)))
@@ -72,6 +100,8 @@ impl Packed {
             owned: fields(&self.owned),
             patched: fields(&self.patched),
             owners,
+            owner_vm,
+            origin,
             maker,
             labels,
             annotations,
@@ -157,6 +187,17 @@ struct Fields {
     operation: String,
     subresource: String,
     fields_v1: Option<Box<RawValue>>,
+}
+
+impl Fields {
+    fn entry(&self) -> Entry<'_> {
+        Entry {
+            manager: &self.manager,
+            operation: &self.operation,
+            subresource: &self.subresource,
+            fields: self.fields_v1.as_ref().map(|fields| fields.get()).unwrap_or_default(),
+        }
+    }
 }
 
 impl<'de, const META: bool> Deserialize<'de> for Sent<META> {
@@ -360,12 +401,11 @@ impl<const META: bool> Sent<META> {
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
         let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
-        let is_applied =
-            metadata.managed_fields.iter().any(|entry| entry.manager == OBJECT_MANAGER && entry.operation == "Apply");
-        let vm =
-            vm_of(&metadata, &key, is_applied).or_else(|| (!claims.is_empty() || key.is_claim()).then(String::new));
+        let origin = origin(metadata.managed_fields.iter().map(Fields::entry));
+        let vm = vm_of(&metadata, &key, origin).or_else(|| (!claims.is_empty() || key.is_claim()).then(String::new));
         let vm = vm.map(|vm| (metadata.namespace.as_str().into(), vm.into()));
         let maker = maker(&metadata.owner_references);
+        let owner_vm = owning_vm(&metadata.owner_references).map(str::to_owned);
         let owners: Vec<String> = metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
         let fields = |operation: &str| {
             let ours = metadata.managed_fields.iter().find(|entry| {
@@ -383,6 +423,8 @@ impl<const META: bool> Sent<META> {
             metadata.deletion_timestamp,
             metadata.deletion_grace_period_seconds,
             owners,
+            owner_vm,
+            origin,
             maker,
             metadata.labels,
             metadata.annotations,
@@ -423,13 +465,21 @@ fn own_fields(ours: &RawValue, entries: &[Fields]) -> Option<String> {
     Some(ours.to_string())
 }
 
-/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first. A Pod that has lost both owner
-/// and labels, and that the manager applied, has the name of its VM unless templates name it otherwise.
-fn vm_of(metadata: &WireMeta, key: &ObjectKey, is_applied: bool) -> Option<String> {
+/// The name of the VM to which an object may belong: of a Pod that the manager made, the VM that it gave the Pod as owner, the VM in the label that
+/// it gave the Pod, or the Pod's own name. Of anything else the owner, or the labels. [`Object::whose`] decides whether it does.
+fn vm_of(metadata: &WireMeta, key: &ObjectKey, origin: Origin) -> Option<String> {
     let is_labelled = metadata.labels.get("app.kubernetes.io/name").is_some_and(|name| name == APP_NAME);
     let labelled = || named_vm(&metadata.annotations, &metadata.labels).filter(|_| is_labelled).cloned();
-    let named = || (key.is_pod() && is_applied).then(|| key.name.clone());
-    owning_vm(&metadata.owner_references).map(str::to_owned).or_else(labelled).or_else(named)
+    let owner = owning_vm(&metadata.owner_references).map(str::to_owned);
+    if !key.is_pod() || origin != Origin::Manager {
+        return owner.or_else(labelled);
+    }
+    let is_ours = |entry: &&Fields| entry.manager == OBJECT_MANAGER && entry.subresource.is_empty();
+    let given = || metadata.managed_fields.iter().filter(is_ours).map(|entry| entry.entry().fields);
+    let is_given = metadata.owner_references.iter().any(|owner| given().any(|fields| has_owner(fields, &owner.uid)));
+    let has_label = || given().any(|fields| has_name(fields, INSTANCE_LABEL));
+    let by_label = || metadata.labels.get(INSTANCE_LABEL).filter(|_| has_label()).cloned();
+    owner.filter(|_| is_given).or_else(by_label).or_else(|| Some(key.name.clone()))
 }
 
 /// The claims that a Pod mounts and can write to.
@@ -503,7 +553,10 @@ mod tests {
     fn a_packed_vm_is_the_same() {
         let vm = json!({
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
-            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3 },
+            "metadata": {
+                "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3,
+                "managedFields": [{ "manager": "me", "fieldsV1": { "f:spec": {} } }],
+            },
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
         let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
@@ -520,12 +573,14 @@ mod tests {
     #[test]
     fn a_spec_that_can_not_be_read_is_kept_as_it_is() {
         let spec = json!({ "vm": { "maximumCpus": "many", "state": "Running" }, "unknown": { "a": [1.0] } });
-        let vm = json!({ "metadata": { "name": "pear", "managedFields": [{ "manager": "me" }] }, "spec": spec });
+        let vm = json!({ "metadata": { "name": "pear", "managedFields": [{ "manager": "me", "fieldsV1": { "f:spec": {} } }] }, "spec": spec });
         let arrived: PackedVm = serde_json::from_value(vm).unwrap();
         let kept = arrived.trim().unwrap();
         assert_eq!(
             kept.text.as_ref(),
-            format!(r#"{{"metadata":{{"managedFields":[],"name":"pear"}},"spec":{spec},"status":null}}"#)
+            format!(
+                r#"{{"metadata":{{"managedFields":[{{"fieldsV1":{{"f:spec":{{}}}},"manager":"me"}}],"name":"pear"}},"spec":{spec},"status":null}}"#
+            )
         );
         let invalid = |packed: &PackedVm| packed.read().unwrap().spec.invalid.unwrap().message;
         assert_eq!(invalid(&kept), r#"spec.vm.maximumCpus: invalid type: string "many", expected u32"#);

@@ -35,7 +35,7 @@
 mod users;
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
@@ -65,8 +65,9 @@ use crate::{
     claims,
     discovery::Resources,
     metrics::Metrics,
-    object::{ObjectKey, selector, stateful_sets},
+    object::{ObjectKey, persistent_volume_claims, selector, stateful_sets},
     observed::{Object, Observed},
+    ownership::origin::Origin,
     process::{ErrorChain, RepeatFilter, lock},
 };
 
@@ -223,10 +224,14 @@ impl Children {
             of_vm.chain(of_nobody).map(Packed::unpack).collect()
         };
         let is_unsure = |object: &Object| {
-            (object.key.is_pod() && object.owners.is_empty()) || (object.key.is_claim() && object.vm().is_none())
+            let is_sure_pod = || match object.origin {
+                Origin::Manager => object.has_given_owner(),
+                Origin::Predecessor | Origin::Unrecorded | Origin::Other => object.owner_vm.is_some(),
+            };
+            (object.key.is_pod() && !is_sure_pod()) || (object.key.is_claim() && object.vm().is_none())
         };
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
-        found.extend(self.lost_pod(vm, &found));
+        found.extend(self.lost_pods(vm, &found));
         found.extend(self.lost_claims(vm, &found));
         Observed::of(found.into_iter().map(Arc::new).collect(), now)
     }
@@ -234,7 +239,8 @@ impl Children {
     /// The Pods of others that mount one of these claims of the VM and can write to it.
     pub fn mounting(&self, vm: &VirtualMachine, claims: impl Iterator<Item = String>) -> Vec<Arc<Object>> {
         let place = place_of(vm);
-        let pods: Vec<PodName> = {
+        // A Pod may mount several.
+        let pods: BTreeSet<PodName> = {
             let mounts = lock(&self.mounts);
             let of = |claim: String| mounts.get(&(place.0.clone(), claim.into())).cloned().unwrap_or_default();
             claims.flat_map(of).filter(|(vm, _)| *vm != place).collect()
@@ -565,9 +571,9 @@ impl Children {
 
     fn update(&self, Arrived { vm, object }: Arrived) {
         let Some(vm) = vm else { return };
-        {
-            let mut objects = lock(&self.objects);
-            let objects = objects.entry(vm.clone()).or_default();
+        let users = {
+            let mut all = lock(&self.objects);
+            let objects = all.entry(vm.clone()).or_default();
             let known = find(objects, &object.key);
             // The answer to our own write is in the cache already, perhaps a newer one.
             if known.is_some_and(|known| known.uid == object.uid && known.version >= object.version) {
@@ -578,12 +584,30 @@ impl Children {
                 // It may have been taken for gone.
                 lock(&self.gone).retain(|gone| *gone != object.uid);
             }
+            let claims = object.claims.clone();
             self.put(&vm, objects, object);
             if same {
                 return;
             }
-        }
+            self.users_of(&all, &vm, &claims)
+        };
         self.trigger(&vm);
+        users.iter().for_each(|user| self.trigger(user));
+    }
+
+    /// The other VMs that have the claims which a Pod can write to. While claims are still listed, all VMs are reconciled afterwards anyway.
+    fn users_of(&self, objects: &HashMap<VmName, Vec<Packed>>, vm: &VmName, claims: &[Box<str>]) -> Vec<VmName> {
+        let has = |of_vm: &[Packed], claim: &str| of_vm.iter().any(|it| it.key.is_claim() && it.key.name == claim);
+        let own = objects.get(vm).map(Vec::as_slice).unwrap_or_default();
+        let foreign: Vec<_> = claims.iter().filter(|claim| vm.1.is_empty() || !has(own, claim)).collect();
+        if foreign.is_empty() || !self.knows(&persistent_volume_claims()) {
+            return Vec::new();
+        }
+        let others = objects.iter().filter(|(place, _)| place.0 == vm.0 && *place != vm);
+        others
+            .filter(|(_, of_vm)| foreign.iter().any(|claim| has(of_vm, claim)))
+            .map(|(place, _)| place.clone())
+            .collect()
     }
 
     fn remove(&self, vm: &VmName, uid: Box<str>) {
@@ -603,7 +627,7 @@ impl Children {
     }
 
     fn drop_object(&self, vm: &VmName, uid: &str) {
-        {
+        let users = {
             let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // An object of the same name that was created since stays. A kind that is watched in two versions of its API has two entries.
@@ -616,12 +640,14 @@ impl Children {
             if of_vm.is_empty() {
                 objects.remove(vm);
             }
-        }
+            dropped.iter().flat_map(|object| self.users_of(&objects, vm, &object.claims)).collect::<Vec<_>>()
+        };
         self.trigger(vm);
+        users.iter().for_each(|user| self.trigger(user));
     }
 
     fn trigger(&self, (namespace, vm): &VmName) {
-        // A Pod of no VM. A VM that waits until it is gone is requeued by its plan.
+        // A Pod or a claim of no VM.
         if vm.is_empty() {
             return;
         }

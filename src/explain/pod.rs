@@ -165,10 +165,16 @@ fn ended(facts: &Facts, pod: &Object, describe: &str) -> Option<Finding> {
     match pod.phase()? {
         "Failed" if reason == "Evicted" => {
             let text = format!("node {} has evicted Pod {name}: {message}", pod.node_name().unwrap_or("?"));
-            let todo = if message.contains(" limit") {
-                "raise that limit in spec.resources or in the template; the manager makes the Pod again"
-            } else {
-                "the manager makes the Pod again; free what the node lacks, or request more in spec.resources"
+            let is_kept = keeps_a_claim(facts, pod);
+            let todo = match (message.contains(" limit"), is_kept) {
+                (true, false) => {
+                    "raise that limit in spec.resources or in the template; the manager makes the Pod again"
+                }
+                (true, true) => "raise that limit in spec.resources or in the template",
+                (false, false) => {
+                    "the manager makes the Pod again; free what the node lacks, or request more in spec.resources"
+                }
+                (false, true) => "free what the node lacks, or request more in spec.resources",
             };
             Some(Finding::new(Cause::Evicted, text, todo))
         }
@@ -185,6 +191,12 @@ fn ended(facts: &Facts, pod: &Object, describe: &str) -> Option<Finding> {
         }
         _ => None,
     }
+}
+
+/// Whether a claim that the Pod mounts is being deleted: the Pod is kept, because the claim goes with its last Pod.
+fn keeps_a_claim(facts: &Facts, pod: &Object) -> bool {
+    let is_mounted = |claim: &&Object| pod.mounted_claims().any(|(name, _)| name == claim.key.name);
+    facts.claims.iter().flatten().filter(is_mounted).any(|claim| claim.deleting.is_some())
 }
 
 /// Which Secret or ConfigMap lacks a key that the Pod mounts: the kubelet's message names the key alone.

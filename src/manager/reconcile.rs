@@ -345,7 +345,8 @@ impl Reconciler {
     async fn with_others(&self, vm: &VirtualMachine, observed: Observed, rendered: &[Rendered]) -> Observed {
         let of_vm = observed.objects.iter().map(|object| &object.key).chain(rendered.iter().map(|object| &object.key));
         let claims = of_vm.filter(|key| key.is_claim()).map(|key| key.name.clone()).collect::<BTreeSet<_>>();
-        let others = self.cluster.children.mounting(vm, claims.into_iter());
+        let mut others = self.cluster.children.mounting(vm, claims.into_iter());
+        others.retain(|other| observed.objects.iter().all(|known| known.uid != other.uid));
         let makers = self.cluster.makers(vm, &observed).await;
         Observed { others, makers, ..observed }
     }

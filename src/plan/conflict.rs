@@ -11,10 +11,8 @@
 //! | anything else | is this VM's | [`Conflict::Apply`]: apply what was rendered |
 //! | anything | is not this VM's | [`Conflict::NotOurs`]: refuse |
 //!
-//! An object is this VM's if the VM's UID owns it. Without an owner it is this VM's if the manager created it and its label names this
-//! VM: an object that a VM of another name left is not this VM's.
+//! Whose an object is says [`crate::observed::whose`]: labels and names alone prove nothing.
 
-use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::metadata;
@@ -49,8 +47,7 @@ pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Con
     if is_kept && rendered.key.is_claim() {
         return Conflict::Apply(claims::as_existing(rendered, found, false));
     }
-    let is_named = found.vm() == Some(&vm.name_any());
-    if !(found.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && (is_named || !found.owners.is_empty())) {
+    if !found.is_of(vm) {
         return Conflict::NotOurs;
     }
     if rendered.key.is_pod() {

@@ -1,14 +1,13 @@
 //! The Pods in which a guest of a VM may run, and what makes them.
 //!
-//! Identity does not hang on labels alone, because anybody may change them:
+//! Identity does not hang on labels, because anybody may change them ([`crate::observed::whose`]):
 //!
-//! | a Pod among the VM's objects | is |
+//! | a Pod that names the VM or can write to a claim of it | is |
 //! |---|---|
-//! | is owned by the VM | the VM's |
-//! | has no owner, and the manager created it | the VM's |
-//! | is made by something (a StatefulSet) that the VM owns, or that does not exist any more | the VM's |
-//! | has neither owner nor label, can write to a claim of the VM, and is a runner's by its name or container | the VM's |
-//! | any other that the manager or an earlier release created | of a deleted VM with the same name ("previous") |
+//! | is the VM's by its owner, by what the manager applied, or because the VM's status names it | the VM's |
+//! | is made by something (a StatefulSet) that is the VM's | the VM's |
+//! | is a former VM's of the same name, or made by something that is | "previous": it must end first |
+//! | any other, that can write to a claim | a stranger: nothing is started beside it, and it is never deleted |
 //!
 //! A guest runs in a Pod if its label, its name or its container says so, or if it can write to a claim of the VM. Other Pods that templates
 //! render are objects like any other, and so are the Pods of what templates render for longer than the VM runs, such as a Job that makes
@@ -21,13 +20,16 @@ use kube::ResourceExt;
 use crate::{
     api::VirtualMachine,
     object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, is_builtin_kind, is_workload},
-    observed::{Object, Observed},
+    observed::{
+        Object, Observed,
+        whose::{Whose, is_named_by},
+    },
 };
 
 /// The Pods of a VM, and what makes them.
-pub struct Guests<'a> {
+pub struct Guests<'v, 'a> {
+    vm: &'v VirtualMachine,
     name: String,
-    uid: String,
     observed: &'a Observed,
     /// The VM's Pods; the one of which the status reports comes first.
     pub pods: Vec<&'a Arc<Object>>,
@@ -38,15 +40,15 @@ pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Ob
     Guests::new(vm, observed).pod()
 }
 
-impl<'a> Guests<'a> {
+impl<'v, 'a> Guests<'v, 'a> {
     /// Finds the Pods.
-    pub fn new(vm: &VirtualMachine, observed: &'a Observed) -> Self {
-        let mut guests = Self { name: vm.name_any(), uid: vm.uid().unwrap_or_default(), observed, pods: Vec::new() };
-        let pods = observed.objects.iter().filter(|object| object.key.is_pod());
-        let own = pods.filter(|pod| guests.is_own(pod) && guests.is_guest(pod));
-        let lost = observed.others.iter().filter(|pod| guests.is_lost(pod));
-        guests.pods = own.chain(lost).collect();
-        guests.pods.sort_by_key(|pod| (pod.has_ended(), pod.deleting.is_some(), pod.key.name != guests.name));
+    pub fn new(vm: &'v VirtualMachine, observed: &'a Observed) -> Self {
+        let mut guests = Self { vm, name: vm.name_any(), observed, pods: Vec::new() };
+        let pods = observed.objects.iter().chain(&observed.others).filter(|object| object.key.is_pod());
+        guests.pods = pods.filter(|pod| guests.is_own(pod) && guests.is_guest(pod)).collect();
+        guests.pods.sort_by_key(|pod| {
+            (pod.has_ended(), pod.deleting.is_some(), !is_named_by(vm, &pod.uid), pod.key.name != guests.name)
+        });
         guests
     }
 
@@ -63,7 +65,7 @@ impl<'a> Guests<'a> {
     /// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
     pub fn previous(&self) -> Option<&'a Arc<Object>> {
         let mut pods = self.observed.objects.iter().filter(|object| object.key.is_pod());
-        pods.find(|pod| !self.is_own(pod) && (pod.is_ours() || pod.owned.is_some()) && self.is_guest(pod))
+        pods.find(|pod| !self.is_own(pod) && self.is_former(pod) && self.is_guest(pod))
     }
 
     /// What makes Pods and is the VM's: workloads, and whatever exists only while the VM runs and is of no built-in kind. Of a chain
@@ -74,7 +76,7 @@ impl<'a> Guests<'a> {
             let makes_pods = is_workload(&object.key)
                 || super::is_runtime_object(object) && !is_builtin_kind(&object.key.types())
                 || self.pods.iter().any(|pod| self.is_made_by(pod, object));
-            makes_pods && !object.key.is_pod() && self.is_vms(object) && !is_helper(object)
+            makes_pods && !object.key.is_pod() && self.is_vms(object) && !self.is_helper(object)
         })
     }
 
@@ -92,40 +94,39 @@ impl<'a> Guests<'a> {
     /// What makes the Pods of a deleted VM with the same name. The garbage collector deletes it; until then it may make a Pod again.
     pub fn previous_makers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
         let makers = self.observed.objects.iter().filter(|object| is_workload(&object.key));
-        makers.filter(|maker| maker.is_ours() && maker.maker.is_none() && !self.is_vms(maker))
+        makers.filter(|maker| maker.maker.is_none() && maker.whose(self.vm) == Whose::Former)
     }
 
     /// Pods that are not the VM's and can write to its disks, whatever their labels say.
     pub fn strangers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
         let labelled = self.observed.objects.iter().filter(|object| object.key.is_pod() && self.writes(object));
         let previous = self.previous().map(|pod| &pod.uid);
-        let is_helper = |pod: &Object| pod.annotations.contains_key(HASH_ANNOTATION) || self.is_made_by_helper(pod);
-        let pods = self.observed.others.iter().chain(labelled.filter(move |pod| !is_helper(pod)));
+        let pods = self.observed.others.iter().chain(labelled.filter(|pod| !self.is_made_by_helper(pod)));
         pods.filter(move |pod| !pod.has_ended() && !self.contains(pod) && previous != Some(&pod.uid))
+    }
+
+    /// A Pod that can write to the disks of the VM beside its own one: another of its own, or a stranger.
+    pub fn second(&self) -> Option<&'a Arc<Object>> {
+        let own = self.pods.iter().copied().skip(1).find(|pod| !pod.has_ended());
+        own.or_else(|| self.strangers().next())
     }
 
     fn is_made_by(&self, pod: &Object, maker: &Object) -> bool {
         self.observed.makers_of(pod).any(|known| known.uid == maker.uid)
     }
 
-    /// Whether the VM owns an object that makes Pods, or may adopt it.
+    /// Whether something that makes Pods is the VM's.
     fn is_vms(&self, object: &Object) -> bool {
-        object.is_owned_or_adoptable(&self.uid) && object.maker.is_none()
+        object.maker.is_none() && object.is_of(self.vm)
     }
 
     fn is_own(&self, pod: &Object) -> bool {
-        if pod.is_owned_or_adoptable(&self.uid) {
-            return true;
-        }
-        // What made the Pod may be gone while the Pod is still ending.
-        let is_of_other_vm =
-            || self.observed.makers_of(pod).last().is_some_and(|top| !top.owners.is_empty() && !self.is_vms(top));
-        pod.maker.is_some() && !is_of_other_vm()
+        pod.is_of(self.vm) || self.observed.makers_of(pod).last().is_some_and(|top| self.is_vms(top))
     }
 
-    /// Whether a Pod that can write to a claim of the VM has lost owner and labels, but is a runner's by its name or its container.
-    fn is_lost(&self, pod: &Object) -> bool {
-        pod.owners.is_empty() && pod.vm().is_none() && self.is_runner(pod)
+    fn is_former(&self, pod: &Object) -> bool {
+        let top = self.observed.makers_of(pod).last();
+        pod.whose(self.vm) == Whose::Former || top.is_some_and(|top| top.whose(self.vm) == Whose::Former)
     }
 
     fn is_runner(&self, pod: &Object) -> bool {
@@ -151,11 +152,11 @@ impl<'a> Guests<'a> {
     }
 
     fn is_made_by_helper(&self, pod: &Object) -> bool {
-        self.observed.makers_of(pod).any(|maker| is_helper(maker))
+        self.observed.makers_of(pod).any(|maker| self.is_helper(maker))
     }
-}
 
-/// Whether templates rendered something that makes Pods, but not for as long as the VM runs: it does not make the guest's Pod.
-fn is_helper(maker: &Object) -> bool {
-    maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker)
+    /// Whether templates rendered something that makes Pods, but not for as long as the VM runs: it does not make the guest's Pod.
+    fn is_helper(&self, maker: &Object) -> bool {
+        maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker) && maker.is_of(self.vm)
+    }
 }

@@ -100,9 +100,12 @@ pub(super) fn patch(object: &Rendered, found: &Object) -> Option<Value> {
     (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
 }
 
-/// The rendered owners, if the existing object has none.
+/// The rendered owners, if the existing object has none, or if somebody has given it to another VM.
 pub(super) fn missing_owners<'a>(object: &'a Rendered, found: &Object) -> Option<&'a Value> {
-    object.value["metadata"].get("ownerReferences").filter(|_| found.owners.is_empty())
+    let owners = object.value["metadata"].get("ownerReferences")?;
+    let is_rendered = |uid: &String| owners.as_array().is_some_and(|all| all.iter().any(|owner| owner["uid"] == **uid));
+    let is_given_away = found.owner_vm.is_some() && found.maker.is_none() && !found.owners.iter().any(is_rendered);
+    (found.owners.is_empty() || is_given_away).then_some(owners)
 }
 
 fn string_map(value: &Value) -> BTreeMap<String, String> {

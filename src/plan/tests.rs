@@ -91,19 +91,25 @@ fn the_table_of_runtime_objects() {
     let deleting = |object: &mut Value| object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:50Z");
     let since = json!({ "type": "Ready", "status": "False", "lastTransitionTime": "2027-01-15T08:00:00Z" });
     let ended = |object: &mut Value| object["status"] = json!({ "phase": "Failed", "conditions": [since] });
-    let theirs = |object: &mut Value| {
-        object["metadata"]["ownerReferences"] = json!([{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }])
+    let owned_by = |object: &mut Value, kind: &str, uid: &str| {
+        object["metadata"]["ownerReferences"] =
+            json!([{ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": kind, "name": "apple", "uid": uid }]);
     };
+    let former = |object: &mut Value| owned_by(object, "VirtualMachine", "former");
+    // Somebody has given the manager's own Pod another owner.
+    let given_away = |object: &mut Value| owned_by(object, "X", "x");
+    // All its labels and annotations are there, but another client has made it.
     let stranger = |object: &mut Value| {
-        theirs(object);
-        object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("someone");
+        object["metadata"]["ownerReferences"] = json!([]);
+        object["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
     };
     let running = vm(|_| ());
     for (vm, edit, expected) in [
         (&running, &(|_: &mut Value| ()) as &dyn Fn(&mut Value), &[][..]),
         (&running, &ended, &["0 delete Pod apple Ended None", GONE]),
         (&running, &deleting, &[GONE]),
-        (&running, &theirs, &[GONE]),
+        (&running, &former, &[GONE]),
+        (&running, &given_away, &[]),
         (&running, &stranger, &[r#"NotOurs(ObjectKey { api_version: "v1", kind: "Pod", name: "apple" })"#]),
         (&stopped(), &|_| (), &["0 delete Pod apple", GONE]),
         (&stopped(), &ended, &["0 delete Pod apple", GONE]),
@@ -299,13 +305,20 @@ fn a_kept_object_of_someone_else_is_refused_unless_it_is_a_claim() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let map = objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap();
     map.lifetime = Lifetime::Keep;
-    let observed = applied(&objects, |kind, object| {
-        if kind == "ConfigMap" {
-            object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("someone");
-        }
-    });
-    let waits = plan(&vm(|_| ()), &observed, Some(&objects)).waits;
-    assert!(matches!(&waits[..], [Wait::NotOurs(key)] if key.kind == "ConfigMap"), "{waits:?}");
+    let waits = |edit: fn(&mut Value)| {
+        let observed = applied(&objects, |kind, object| {
+            if kind == "ConfigMap" {
+                object["metadata"]["managedFields"] = json!([{ "manager": "somebody", "operation": "Update" }]);
+                object["metadata"]["ownerReferences"] = json!([]);
+                edit(object);
+            }
+        });
+        plan(&vm(|_| ()), &observed, Some(&objects)).waits
+    };
+    let without_hash = |map: &mut Value| map["metadata"]["annotations"] = json!({});
+    let not_ours = waits(without_hash);
+    assert!(matches!(&not_ours[..], [Wait::NotOurs(key)] if key.kind == "ConfigMap"), "{not_ours:?}");
+    assert_eq!(waits(|_| ()), [], "a backup has brought it back");
 }
 
 #[test]

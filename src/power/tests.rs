@@ -82,7 +82,9 @@ fn whether_a_vm_that_is_made_again_was_up_is_decided_when_its_pod_has_lost_the_f
         applied(&rendered(&vm, &nothing()), |kind, object| {
             if kind == "Pod" {
                 object["metadata"]["ownerReferences"] = match uid {
-                    Some(uid) => json!([{ "apiVersion": "v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }]),
+                    Some(uid) => json!([{
+                        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": uid,
+                    }]),
                     None => json!([]),
                 };
                 if is_deleted {
@@ -243,7 +245,9 @@ fn the_restart_annotation_is_not_compared_with_the_pod_of_a_statefulset() {
         if kind == "Pod" {
             object["metadata"]["name"] = json!("apple-0");
             object["metadata"]["uid"] = json!("Pod-apple-0");
-            object["metadata"]["ownerReferences"][0]["uid"] = json!("a-statefulset");
+            object["metadata"]["ownerReferences"] = json!([{
+                "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": "a-statefulset", "controller": true,
+            }]);
         }
     });
     assert_eq!(decide(&vm, &observed).wanted, Wanted::Halting);

@@ -76,6 +76,12 @@ fn by_objects(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) ->
 /// The condition by the wanted power and the Pod.
 fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
     let plan = reconciled.plan;
+    if let (Wanted::Up, Some(own), Some(second)) = (plan.power.wanted, pods.own, pods.second)
+        && own.deleting.is_none()
+        && !own.has_ended()
+    {
+        return not_ready(written_by_two(own, second));
+    }
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
         (Wanted::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
@@ -147,6 +153,16 @@ fn device_problem(guest: &Guest<'_>) -> Option<Problem> {
 fn refused_change(guest: &Guest<'_>) -> Option<Problem> {
     let refused = conditions::find(guest.conditions, CHANGES_APPLIED).filter(|_| guest.reports(CHANGES_APPLIED))?;
     (refused.status == "False").then(|| Problem::new(Reason::ChangeFailed, refused.message.clone()))
+}
+
+/// Another Pod can write to the disks of the VM, whoever made it. The manager does not delete it.
+fn written_by_two(own: &Object, second: &Object) -> Problem {
+    let message = format!(
+        "{} mounts a claim of this VM beside the VM's own Pod {}, and two must not write to one disk: delete the one that should not run, or mount \
+         the claim readOnly in it",
+        second.key, own.key.name
+    );
+    Problem::new(Reason::ClaimInUse, message)
 }
 
 /// Until when a Pod that is being deleted has time to end, and how to end it before.
@@ -272,6 +288,11 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
     if let Some(cause) = &outcome.cause {
         problem.message.clone_from(cause);
     }
+    if let Some(claim) = kept_for(plan, pod) {
+        problem.message += &format!(
+            "; the Pod is kept, because {claim} is being deleted and goes with its last Pod: copy its data first, then delete the Pod"
+        );
+    }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
         problem.message += &format!("; try {} is at {next}", retry.count.saturating_add(1));
@@ -297,6 +318,13 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
         };
     }
     problem
+}
+
+/// The claim for which a Pod that has ended is kept: it is being deleted, and exists only as long as a Pod mounts it.
+fn kept_for<'a>(plan: &'a Plan, pod: &Object) -> Option<&'a ObjectKey> {
+    let claims = plan.waits.iter().filter(|wait| matches!(wait, Wait::Gone(_))).map(Wait::key);
+    let mut mounted = claims.filter(|key| key.is_claim() && pod.mounted_claims().any(|(claim, _)| claim == key.name));
+    mounted.next().filter(|_| pod.has_ended())
 }
 
 /// The VM should run and has no Pod.

@@ -1,5 +1,6 @@
 mod claims;
 mod generation;
+mod pods;
 #[cfg(feature = "schema")]
 mod schema;
 mod words;
@@ -624,9 +625,16 @@ fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
 fn the_same_status_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);
-    let written = vm(|vm| vm["status"] = first.clone());
+    let reset = vm(|vm| vm["status"] = first.clone());
+    let mut written = reset.clone();
+    written.metadata.managed_fields = serde_json::from_value(json!([{
+        "manager": STATUS_MANAGER, "operation": "Apply", "fieldsV1": { "f:status": { "f:phase": {} } },
+    }]))
+    .unwrap();
     assert!(status_differs(&vm(|_| ()), &reconcile(&vm(|_| ()), &observed, false).0));
     assert!(!status_differs(&written, &reconcile(&written, &observed, false).0));
+    // A tool has reset managedFields: the API server records nothing until something is applied.
+    assert!(status_differs(&reset, &reconcile(&reset, &observed, false).0));
 }
 
 #[test]

@@ -111,9 +111,7 @@ async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<
     let about = ListParams::default().fields(&format!("involvedObject.name={name}")).limit(READ);
     let (pod, events) = join!(pods.get_opt(name), events.list(&about));
     let uid = vm.uid().unwrap_or_default();
-    let pod = pod
-        .ok()
-        .map(|pod| pod.map(|pod| Object::trim(&object::pods(), pod)).filter(|pod| pod.is_owned_or_adoptable(&uid)));
+    let pod = pod.ok().map(|pod| pod.map(|pod| Object::trim(&object::pods(), pod)).filter(|pod| pod.is_of(vm)));
     let pod_uid = pod.as_ref().and_then(Option::as_ref).map(|pod| pod.uid.clone());
     let is_about = |event: &Event| {
         let about = event.involved_object.uid.as_ref();

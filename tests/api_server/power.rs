@@ -4,6 +4,7 @@
 mod deletion;
 mod identity;
 mod unstarted;
+mod whose;
 
 use crate::support::{
     cluster::eventually,

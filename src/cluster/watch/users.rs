@@ -5,7 +5,13 @@ use std::{hash::BuildHasher as _, sync::Arc};
 use kube::{Resource as _, ResourceExt};
 
 use super::{Children, place_of};
-use crate::{api::VirtualMachine, cluster::packed::PackedVm, object::VM_ANNOTATION, observed::Object, process::lock};
+use crate::{
+    api::VirtualMachine,
+    cluster::packed::{Packed, PackedVm},
+    object::VM_ANNOTATION,
+    observed::{Object, whose::is_named_by},
+    process::lock,
+};
 
 impl Children {
     /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
@@ -16,7 +22,7 @@ impl Children {
         };
         let uses = |other: &VirtualMachine| {
             other.status.as_ref().is_some_and(|status| {
-                status.pod_uid.as_deref() == Some(uid)
+                is_named_by(other, uid)
                     || status.claims.iter().any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
             })
         };
@@ -38,17 +44,19 @@ impl Children {
         vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(has).map(|other| other.name_any())
     }
 
-    /// The Pod whose runner has reported last, if it has lost its owner and names another VM.
-    pub(super) fn lost_pod(&self, vm: &VirtualMachine, found: &[Object]) -> Option<Object> {
-        let uid = vm.status.as_ref()?.pod_uid.as_deref()?;
-        if !self.has_object(uid) || found.iter().any(|object| object.uid == uid) {
-            return None;
+    /// The Pods that the VM's status names ([`is_named_by`]), if they are kept under another name: somebody has changed owner and labels.
+    pub(super) fn lost_pods(&self, vm: &VirtualMachine, found: &[Object]) -> Vec<Object> {
+        let named = vm.status.iter().flat_map(|status| [&status.pod_uid, &status.reporter_uid]).flatten();
+        let is_lost = |uid: &&String| self.has_object(uid) && found.iter().all(|object| object.uid != **uid);
+        if !named.into_iter().any(|uid| is_lost(&uid)) {
+            return Vec::new();
         }
         let objects = lock(&self.objects);
-        let namespace = place_of(vm).0;
-        let mut elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace).flat_map(|(_, objects)| objects);
-        let pod = elsewhere.find(|object| object.key.is_pod() && *object.uid == *uid)?.unpack();
-        pod.owners.is_empty().then_some(pod)
+        let place = place_of(vm);
+        let elsewhere = objects.iter().filter(|(other, _)| other.0 == place.0 && **other != place);
+        let pods = elsewhere.flat_map(|(_, objects)| objects).filter(|object| object.key.is_pod());
+        let named = pods.filter(|pod| is_named_by(vm, &pod.uid)).map(Packed::unpack);
+        named.filter(|pod| pod.is_of(vm)).collect()
     }
 
     /// The claims that the VM uses, as its status says, and whose label names a VM that does not exist: a tool has overwritten it.

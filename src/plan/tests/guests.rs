@@ -1,6 +1,7 @@
 //! Which Pods are the VM's, and what makes them.
 
 use super::*;
+use crate::ownership::origin::Origin;
 
 /// The owner references that the StatefulSet controller gives a Pod.
 fn by_set(uid: &str) -> Value {
@@ -126,11 +127,19 @@ fn a_pod_of_a_legacy_stateful_set_runs_until_it_is_stopped_restarted_or_goes() {
     // While nothing can be rendered nothing ends, but the VM can be stopped.
     assert_eq!(short(&plan(&running, &runs, None)), [""; 0]);
     assert_eq!(short(&plan(&stopped(), &runs, None)), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
-    // The StatefulSet is gone, and the garbage collector has not deleted the Pod yet.
+    // The StatefulSet is gone, and the garbage collector has not deleted the Pod yet. The status has named it before.
     let mut left = runs;
     left.objects.retain(|object| object.key.kind != "StatefulSet");
-    assert_eq!(decide(&stopped(), &left), ["0 delete Pod apple-0", &pod_gone]);
-    assert_eq!(decide(&running, &left), [pod_gone]);
+    let named = |mut vm: VirtualMachine| {
+        vm.status = serde_json::from_value(json!({ "reporterUid": "Pod-apple" })).unwrap();
+        vm
+    };
+    assert_eq!(decide(&named(stopped()), &left), ["0 delete Pod apple-0", &pod_gone]);
+    assert_eq!(decide(&named(running.clone()), &left), [pod_gone]);
+    // Otherwise nothing shows whose it is.
+    assert_eq!(decide(&stopped(), &left), [""; 0]);
+    let in_use = r#"ClaimInUse(ObjectKey { api_version: "v1", kind: "Pod", name: "apple-0" })"#;
+    assert_eq!(decide(&running, &left), [in_use]);
 }
 
 #[test]
@@ -165,8 +174,18 @@ fn a_pod_counts_whatever_it_is_called_and_whatever_labels_it_lost() {
         observed
     };
     let gone = GONE.replace("\"apple\"", "\"x\"");
-    assert_eq!(decide(&running, &lost("vm-runner")), std::slice::from_ref(&gone));
-    assert_eq!(decide(&stopped(), &lost("vm-runner")), ["0 delete Pod x", &gone]);
+    let named = |mut vm: VirtualMachine, field: &str| {
+        vm.status = serde_json::from_value(json!({ field: "Pod-x" })).unwrap();
+        vm
+    };
+    for field in ["podUid", "reporterUid"] {
+        assert_eq!(decide(&named(running.clone(), field), &lost("vm-runner")), std::slice::from_ref(&gone));
+        assert_eq!(decide(&named(stopped(), field), &lost("vm-runner")), ["0 delete Pod x", &gone]);
+    }
+    // The runner's container makes no Pod the VM's: `kubectl debug --copy-to` makes such a Pod.
+    assert_eq!(decide(&stopped(), &lost("vm-runner")), [""; 0]);
+    let in_use = r#"ClaimInUse(ObjectKey { api_version: "v1", kind: "Pod", name: "x" })"#;
+    assert_eq!(decide(&running, &lost("vm-runner")), [in_use]);
     let backup = lost("backup");
     assert_eq!(decide(&stopped(), &backup), [""; 0], "a Pod of others is left alone");
     let plan = plan(&running, &backup, Some(&rendered(&running, &backup)));
@@ -184,9 +203,7 @@ fn a_pod_of_a_person_that_writes_to_the_disk_is_waited_for_also_if_it_has_the_vm
                 let labels = object["metadata"]["labels"].clone();
                 object["metadata"] =
                     json!({ "name": "rescue", "uid": "Pod-rescue", "namespace": "orchard", "labels": labels });
-                object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("somebody");
                 object["metadata"]["managedFields"] = json!([]);
-                object["spec"]["containers"][0]["name"] = json!("shell");
                 change(object);
             }
         })
@@ -208,10 +225,13 @@ fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
     let mut observed = legacy(Some(|_| ()));
     for set in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
         let set = Arc::make_mut(set);
-        (set.owners, set.owned) = (vec![], None);
-        set.labels.clear();
+        (set.owners, set.owner_vm, set.owned, set.origin) = (vec![], None, None, Origin::Other);
     }
-    let actions = decide(&stopped(), &observed);
+    // It has all labels of the VM's objects.
+    assert_eq!(decide(&stopped(), &observed), [""; 0]);
+    let mut vm = stopped();
+    vm.status = serde_json::from_value(json!({ "reporterUid": "Pod-apple" })).unwrap();
+    let actions = decide(&vm, &observed);
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].contains("NotOurs") && actions[0].contains("StatefulSet"), "{actions:?}");
 }

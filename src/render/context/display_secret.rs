@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::{
     api::VirtualMachine,
     observed::{Object, Observed},
+    ownership::origin::Origin,
 };
 
 #[derive(Serialize)]
@@ -33,7 +34,7 @@ struct Existing<'a> {
 
 impl<'a> Existing<'a> {
     fn of(vm: &VirtualMachine, observed: &'a Observed) -> Self {
-        let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
+        let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| is_ours(vm, secret));
         let made = json!({ "data": { "display-password": "", "password-expiry": "" } });
         let (as_made, set) = ours.into_iter().partition(|secret| secret.owns_all_of(&made));
         Self { generated: format!("{}-display-secret", vm.name_any()), as_made, set, theirs }
@@ -53,7 +54,7 @@ impl<'a> Existing<'a> {
 
     /// The Secret to use and the version of its content: a person's before the generated one, and the first by name of several, so that
     /// an event of the watch does not change the choice.
-    fn chosen(self, generate: bool) -> Option<(&'a Arc<Object>, Option<String>)> {
+    fn chosen(self, vm: &VirtualMachine, generate: bool) -> Option<(&'a Arc<Object>, Option<String>)> {
         // Without a version, because otherwise the first start of each VM would end with a change of its Pod.
         let as_made = self.as_made.into_iter().filter(|_| generate).map(|secret| (secret, None));
         let by_people = self.theirs.into_iter().chain(self.set);
@@ -61,7 +62,7 @@ impl<'a> Existing<'a> {
         let generated = self.generated;
         as_made
             .chain(by_people)
-            .min_by_key(|(secret, _)| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()))
+            .min_by_key(|(secret, _)| (secret.key.name == generated, is_ours(vm, secret), secret.key.name.as_str()))
     }
 }
 
@@ -70,13 +71,22 @@ impl DisplaySecret {
         let existing = Existing::of(vm, observed);
         let generate = existing.generate(vm, observed);
         let generated = generate.then(|| existing.generated.clone());
-        let (secret, version) = existing.chosen(generate).unzip();
+        let (secret, version) = existing.chosen(vm, generate).unzip();
         Self {
             name: secret.map(|secret| secret.key.name.clone()).or(generated),
             version: version.flatten(),
             generate,
             password: new_password.to_owned(),
         }
+    }
+}
+
+/// Whether the operator made the Secret. Its labels do not say that: people copy them, too.
+fn is_ours(vm: &VirtualMachine, secret: &Object) -> bool {
+    match secret.origin {
+        Origin::Manager => secret.is_of(vm),
+        Origin::Unrecorded => secret.is_owned_by(&vm.uid().unwrap_or_default()),
+        Origin::Predecessor | Origin::Other => false,
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     config::{DiskPvc, VolumeMode},
     observed::Object,
+    ownership::OBJECT_MANAGER,
     test_support::{applied, noon, nothing, rendered, vm},
 };
 
@@ -13,18 +14,22 @@ fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
 
 #[test]
 fn of_several_display_secrets_the_first_of_a_person_by_name_is_used() {
-    let secret = |name: &str, managed_by: &str| {
+    let secret = |name: &str, managed_by: &str, manager: &str| {
         let labels = json!({
             "app.kubernetes.io/name": crate::object::APP_NAME, "app.kubernetes.io/instance": "apple",
             "app.kubernetes.io/component": "display-secret", "app.kubernetes.io/managed-by": managed_by,
         });
-        let object: DynamicObject =
-            serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
+        let fields = json!({ "f:metadata": { "f:labels": { "f:app.kubernetes.io/instance": {} } }, "f:type": {} });
+        let entries = json!([{ "manager": manager, "operation": "Apply", "fieldsV1": fields }]);
+        let metadata = json!({ "name": name, "labels": labels, "managedFields": entries });
+        let object: DynamicObject = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
         let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
         Arc::new(Object::trim(&types, object))
     };
-    let generated = secret("apple-display-secret", crate::object::MANAGED_BY);
-    let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];
+    let generated = secret("apple-display-secret", crate::object::MANAGED_BY, OBJECT_MANAGER);
+    // She has copied the labels of a generated one.
+    let hers = secret("hers", crate::object::MANAGED_BY, "kubectl");
+    let mut objects = vec![generated, secret("mine", "me", "kubectl"), hers.clone()];
     for _ in 0..objects.len() {
         objects.rotate_left(1);
         let observed = Observed::of(objects.clone(), noon());
@@ -32,6 +37,8 @@ fn of_several_display_secrets_the_first_of_a_person_by_name_is_used() {
         // A password that somebody set in the generated one is not lost.
         assert_eq!((chosen.name.as_deref(), chosen.generate), (Some("hers"), true));
     }
+    let chosen = context(&vm(|_| ()), &Observed::of(vec![hers], noon())).display_secret;
+    assert_eq!((chosen.name.as_deref(), chosen.generate), (Some("hers"), false), "a second one is not generated");
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! Which program made an object, as far as `metadata.managedFields` prove that.
+//!
+//! | entries that have fields beyond the metadata | the object is from |
+//! |---|---|
+//! | one of [`OBJECT_MANAGER`], by applies | [`Origin::Manager`] |
+//! | one of the VM-Operator in Java ([`PREDECESSORS`]) | [`Origin::Predecessor`] |
+//! | none, or one of [`BEFORE_FIRST_APPLY`] | [`Origin::Unrecorded`]: a tool has reset the entries, as the documentation of Kubernetes shows it |
+//! | only others | [`Origin::Other`] |
+//!
+//! An object that the manager has rendered, and of which somebody has taken over all other fields, still has its hash
+//! ([`HASH_FIELD`]).
+//!
+//! Who makes a copy of an object may copy its labels, annotations and owners, and even its managedFields: when an object is created, the API
+//! server gives all its fields to the client that creates it, and takes them from the other entries. So a copy by `kubectl`, by `kubectl debug`
+//! or by a backup is from others. Only who calls itself [`OBJECT_MANAGER`] (`--field-manager`) could say otherwise; who does that deceives on purpose.
+
+use serde::{Deserialize, Serialize};
+
+use super::OBJECT_MANAGER;
+use crate::api::stored::BEFORE_FIRST_APPLY;
+
+/// The field managers of the VM-Operator in Java, and what they do: it applies most objects, and creates display secrets.
+pub const PREDECESSORS: [(&str, &str); 2] =
+    [("kubernetes-java-kubectl-apply", "Apply"), ("Kubernetes Java Client", "Update")];
+
+/// In a field set: the hash of the rendered object.
+const HASH_FIELD: &str = "\"f:vmoperator.jdrupes.org/rendered\"";
+
+/// Whether a field set, as JSON, has the owner with that UID.
+pub fn has_owner(fields: &str, uid: &str) -> bool {
+    // The key of a list item is JSON in a string.
+    !uid.is_empty() && fields.contains(&format!("\\\"{uid}\\\""))
+}
+
+/// Whether a field set, as JSON, has the label or annotation.
+pub fn has_name(fields: &str, name: &str) -> bool {
+    fields.contains(&format!("\"f:{name}\""))
+}
+
+/// Which program made an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// The manager.
+    Manager,
+    /// The VM-Operator in Java.
+    Predecessor,
+    /// Nobody can say: there are no entries.
+    #[default]
+    Unrecorded,
+    /// Another program, or a person.
+    Other,
+}
+
+/// An entry of `managedFields`, with its field set as JSON.
+#[derive(Clone, Copy)]
+pub struct Entry<'a> {
+    /// Its field manager.
+    pub manager: &'a str,
+    /// `Apply` or `Update`.
+    pub operation: &'a str,
+    /// Such as `status`; empty for the object itself.
+    pub subresource: &'a str,
+    /// Its field set.
+    pub fields: &'a str,
+}
+
+impl Entry<'_> {
+    /// Whether fields beyond the metadata are in the set. A set is one object whose keys begin with `f:`.
+    fn has_content(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Set<'a>(#[serde(borrow)] std::collections::BTreeMap<std::borrow::Cow<'a, str>, serde::de::IgnoredAny>);
+        let set = serde_json::from_str::<Set<'_>>(self.fields);
+        self.subresource.is_empty()
+            && set.is_ok_and(|Set(fields)| fields.keys().any(|field| field != "f:metadata" && field.starts_with("f:")))
+    }
+
+    fn is_applied_by_manager(&self) -> bool {
+        let is_ours = self.manager == OBJECT_MANAGER && self.operation == "Apply" && self.subresource.is_empty();
+        is_ours && (self.has_content() || self.fields.contains(HASH_FIELD))
+    }
+}
+
+/// Decides by the table above.
+pub fn origin<'a>(entries: impl Iterator<Item = Entry<'a>> + Clone) -> Origin {
+    let is_predecessor = |entry: &Entry<'_>| PREDECESSORS.contains(&(entry.manager, entry.operation));
+    if entries.clone().any(|entry| entry.is_applied_by_manager()) {
+        Origin::Manager
+    } else if entries.clone().any(|entry| is_predecessor(&entry) && entry.has_content()) {
+        Origin::Predecessor
+    } else if entries.clone().next().is_none() || entries.clone().any(|entry| entry.manager == BEFORE_FIRST_APPLY) {
+        Origin::Unrecorded
+    } else {
+        Origin::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        let entry = |manager, operation, fields| Entry { manager, operation, subresource: "", fields };
+        let (content, labels) =
+            (r#"{"f:metadata":{},"f:spec":{"f:x":{}}}"#, r#"{"f:metadata":{"f:labels":{"f:a":{}}}}"#);
+        let hash = r#"{"f:metadata":{"f:annotations":{"f:vmoperator.jdrupes.org/rendered":{}}}}"#;
+        let kubelet = Entry { subresource: "status", ..entry("kubelet", "Update", r#"{"f:status":{}}"#) };
+        let status = Entry { subresource: "status", ..entry(OBJECT_MANAGER, "Apply", r#"{"f:status":{}}"#) };
+        for (entries, expected) in [
+            (vec![], Origin::Unrecorded),
+            (vec![entry(OBJECT_MANAGER, "Apply", content), kubelet], Origin::Manager),
+            (vec![entry("kubectl-edit", "Update", content), entry(OBJECT_MANAGER, "Apply", content)], Origin::Manager),
+            (vec![entry("kubectl-edit", "Update", content), entry(OBJECT_MANAGER, "Apply", hash)], Origin::Manager),
+            // What is left of the manager's entry when another client creates a copy, and what the manager has only labelled.
+            (vec![entry("kubectl-create", "Update", content), entry(OBJECT_MANAGER, "Apply", "{}")], Origin::Other),
+            (vec![entry("kubectl-create", "Update", content), entry(OBJECT_MANAGER, "Apply", labels)], Origin::Other),
+            (vec![entry("kubectl-create", "Update", content), entry(OBJECT_MANAGER, "Update", content)], Origin::Other),
+            (vec![entry("velero-server", "Update", content), kubelet], Origin::Other),
+            (vec![entry("velero-server", "Update", content), status], Origin::Other),
+            (vec![entry("kubernetes-java-kubectl-apply", "Apply", content), kubelet], Origin::Predecessor),
+            (vec![entry("Kubernetes Java Client", "Update", content)], Origin::Predecessor),
+            // A Pod of a StatefulSet, of which the predecessor has changed an annotation.
+            (
+                vec![
+                    entry("kube-controller-manager", "Update", content),
+                    entry("kubernetes-java-kubectl-apply", "Apply", labels),
+                ],
+                Origin::Other,
+            ),
+            // After a reset, and what follows when somebody applies a label.
+            (vec![entry(BEFORE_FIRST_APPLY, "Update", content), entry("kubectl", "Apply", labels)], Origin::Unrecorded),
+            (
+                vec![entry(BEFORE_FIRST_APPLY, "Update", content), entry(OBJECT_MANAGER, "Apply", content)],
+                Origin::Manager,
+            ),
+        ] {
+            let shown: Vec<_> = entries.iter().map(|entry| (entry.manager, entry.operation, entry.fields)).collect();
+            assert_eq!(origin(entries.iter().copied()), expected, "{shown:?}");
+        }
+    }
+}

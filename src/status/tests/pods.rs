@@ -1,0 +1,64 @@
+//! Pods beside the VM's own one, and an ended Pod that is kept.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::observed::Object;
+
+/// The cluster, and a copy of the VM's Pod that a person made, changed by `edit`.
+fn with_copy(edit: impl Fn(&mut Object)) -> Observed {
+    let mut observed = cluster(|_, _| ());
+    let copied = cluster(|kind, object| {
+        if kind == "Pod" {
+            (object["metadata"]["name"], object["metadata"]["uid"]) = (json!("copy"), json!("Pod-copy"));
+            object["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+        }
+    });
+    let mut copy = Object::clone(copied.objects.iter().find(|object| object.key.is_pod()).unwrap());
+    edit(&mut copy);
+    observed.objects.push(Arc::new(copy));
+    observed
+}
+
+#[test]
+fn ready_says_that_a_second_pod_can_write_to_the_disks() {
+    let running = reported(true, |_| ());
+    let (status, events) = reconcile(&running, &with_copy(|_| ()), false);
+    assert_eq!(short(&json!(status)), "Running true Ready=False ClaimInUse");
+    let ready = conditions::find(&status.conditions, READY).unwrap();
+    assert!(ready.message.starts_with("Pod copy mounts a claim of this VM beside the VM's own Pod apple"), "{ready:?}");
+    assert!(events.iter().any(|event| event.reason == Reason::ClaimInUse), "{events:?}");
+    // Also one that the VM owns, and that templates named otherwise.
+    let own = with_copy(|pod| pod.origin = crate::ownership::origin::Origin::Manager);
+    assert_eq!(short(&derive(&running, &own)), "Running true Ready=False ClaimInUse");
+    let fine = "Running true Ready=True Running";
+    assert_eq!(
+        short(&derive(&running, &with_copy(|pod| pod.status = json!({ "phase": "Failed" })))),
+        fine,
+        "it has ended"
+    );
+    assert_eq!(short(&derive(&running, &with_copy(|pod| pod.spec["volumes"] = json!([])))), fine, "it has no disk");
+    let down = reported(false, |vm| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        set_by("Update", vm);
+    });
+    assert_eq!(short(&derive(&down, &with_copy(|_| ()))), "Stopping false Ready=False Stopping");
+}
+
+#[test]
+fn ready_says_that_an_ended_pod_is_kept_for_a_claim() {
+    let evicted = |is_deleted: bool| {
+        let observed = cluster(|kind, object| match kind {
+            "Pod" => object["status"] = json!({ "phase": "Failed", "reason": "Evicted", "message": "no memory" }),
+            "PersistentVolumeClaim" if is_deleted && object["metadata"]["name"] == "apple-core-disk" => {
+                object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+            }
+            _ => {}
+        });
+        let (status, _) = reconcile(&vm(|_| ()), &observed, false);
+        conditions::find(&status.conditions, READY).unwrap().message.clone()
+    };
+    let kept = "the Pod is kept, because PersistentVolumeClaim apple-core-disk is being deleted";
+    assert!(evicted(true).contains(kept) && !evicted(true).contains("; try "), "{}", evicted(true));
+    assert!(!evicted(false).contains("is kept") && evicted(false).contains("no memory"), "{}", evicted(false));
+}

@@ -228,7 +228,7 @@ pub fn trim(vm: &mut VirtualMachine) {
         if sets_state {
             entry.fields_v1 = state();
         }
-        sets_state || entry.manager.as_deref() == Some(STATUS_MANAGER)
+        sets_state || [STATUS_MANAGER, REPAIR_MANAGER].map(Some).contains(&entry.manager.as_deref())
     });
     // A client-side apply is repeated too, so its client counts as an applier.
     if applied_state == Some(true) {
@@ -412,8 +412,13 @@ fn has_other_fields(owned: &Value, wanted: &Value) -> bool {
 pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
     let wanted = &status_to_apply(vm, wanted);
     let current = json!(vm.status);
-    // Without an entry of the manager, a tool has reset them.
-    !contains(&current, wanted) || status_fields(vm).is_none_or(|owned| has_other_fields(owned, wanted))
+    // Without an entry of the manager, a tool has reset them, unless the status could only be replaced.
+    let is_replaced = || vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(REPAIR_MANAGER));
+    let differs = match status_fields(vm) {
+        Some(owned) => has_other_fields(owned, wanted),
+        None => !is_replaced(),
+    };
+    differs || !contains(&current, wanted)
 }
 
 /// In a field set: the field itself, without those below it.

@@ -290,7 +290,8 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
     }
     if let Some(claim) = kept_for(plan, pod) {
         problem.message += &format!(
-            "; the Pod is kept, because {claim} is being deleted and goes with its last Pod: copy its data first, then delete the Pod"
+            "; the Pod is kept, because claim {} is being deleted and goes with its last Pod: copy its data first, then delete the Pod",
+            claim.name
         );
     }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {

@@ -181,3 +181,46 @@ async fn a_watch_that_is_refused_after_it_was_complete_is_reported_until_it_work
     assert_eq!(metrics.refused_watches(), []);
     assert!(!metrics.text().contains("vm_operator_watches_refused{kind"));
 }
+
+/// A Pod of others begins to use a claim, and ends: the VM that has the claim is reconciled, once for all its claims, and sees the Pod once.
+#[tokio::test]
+async fn a_vm_is_reconciled_when_a_pod_of_others_comes_that_can_write_to_its_claims() {
+    let (children, mut triggered) = children();
+    let mut triggered_vms =
+        || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
+    let whole = |kind: TypeMeta, value: serde_json::Value| {
+        let object: Whole = serde_json::from_value(value).unwrap();
+        object.pack(&kind, &Shapes::default())
+    };
+    let labels = json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple" });
+    for name in ["one", "two"] {
+        let metadata =
+            json!({ "name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels.clone() });
+        let kind = persistent_volume_claims();
+        children.apply_event(&kind, Event::Apply(whole(kind.clone(), json!({ "metadata": metadata }))));
+    }
+    let volume = |claim: &str| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } });
+    let debug = |version: u32| {
+        let metadata =
+            json!({ "name": "debug", "namespace": "ns", "uid": "debug", "resourceVersion": version.to_string() });
+        let volumes = json!([volume("one"), volume("two"), volume("of another")]);
+        whole(crate::object::pods(), json!({ "metadata": metadata, "spec": { "volumes": volumes } }))
+    };
+    triggered_vms();
+    // While claims are being listed, all VMs are reconciled afterwards.
+    children.apply_event(&crate::object::pods(), Event::Apply(debug(2)));
+    assert_eq!(triggered_vms(), [""; 0]);
+    children.apply_event(&crate::object::pods(), Event::Delete(debug(3)));
+    lock(&children.kinds).insert(persistent_volume_claims(), watch::channel(WatchState::Complete).1);
+    children.apply_event(&crate::object::pods(), Event::Apply(debug(4)));
+    assert_eq!(triggered_vms(), ["apple"]);
+    let vm: VirtualMachine = serde_json::from_value(json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": "apple", "namespace": "ns" }, "spec": { "vm": { "maximumCpus": 1 } },
+    }))
+    .unwrap();
+    let mounting = children.mounting(&vm, ["one".to_owned(), "two".to_owned()].into_iter());
+    assert_eq!(mounting.iter().map(|pod| pod.key.name.as_str()).collect::<Vec<_>>(), ["debug"]);
+    children.apply_event(&crate::object::pods(), Event::Delete(debug(5)));
+    assert_eq!(triggered_vms(), ["apple"]);
+}

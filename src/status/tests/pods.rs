@@ -58,7 +58,7 @@ fn ready_says_that_an_ended_pod_is_kept_for_a_claim() {
         let (status, _) = reconcile(&vm(|_| ()), &observed, false);
         conditions::find(&status.conditions, READY).unwrap().message.clone()
     };
-    let kept = "the Pod is kept, because PersistentVolumeClaim apple-core-disk is being deleted";
+    let kept = "the Pod is kept, because claim apple-core-disk is being deleted";
     assert!(evicted(true).contains(kept) && !evicted(true).contains("; try "), "{}", evicted(true));
     assert!(!evicted(false).contains("is kept") && evicted(false).contains("no memory"), "{}", evicted(false));
 }

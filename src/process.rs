@@ -1,9 +1,11 @@
 //! What every program of this crate needs from its own process: locks, errors on one line, messages that are not repeated,
-//! and (in submodules) the log, the signals that end it, changes of files, an output whose reader stalls, the addresses it listens on, words for a
-//! shell, the limit of what is done at once, and the same program once more with limited memory.
+//! and (in submodules) the log, the signals that end it, changes of files, an output whose reader stalls, the addresses it listens on, its connections
+//! with everybody, words for a shell, the limit of what is done at once, and the same program once more with limited memory.
 //!
 //! This module imports nothing of this crate.
 
+#[cfg(any(feature = "manager", feature = "web"))]
+pub mod connections;
 #[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "web"))]
 pub mod follow;
 #[cfg(any(feature = "manager", feature = "web"))]
@@ -12,6 +14,8 @@ pub mod limited;
 pub mod listen;
 #[cfg(any(feature = "manager", feature = "node-devices", feature = "vmctl", feature = "web"))]
 pub mod log;
+#[cfg(any(feature = "manager", feature = "web"))]
+pub mod network;
 #[cfg(feature = "runner")]
 pub mod output;
 #[cfg(any(feature = "cli", feature = "web"))]

@@ -2,9 +2,7 @@
 //!
 //! Everybody who reaches the port may ask. So the answers come from a thread of their own, which does not hold up the work or the renewal
 //! of the lease; the metrics need no VM to be read ([`crate::metrics::VmSummary`]); and the number and the duration of connections are
-//! limited ([`connections`]).
-
-mod connections;
+//! limited ([`ProbeListener`]).
 
 use std::{
     fmt::Write,
@@ -30,9 +28,11 @@ use tokio::{
 
 use tracing::error;
 
-use self::connections::LimitedListener;
 use super::debug::DebugRecords;
-use crate::{metrics::Metrics, process::lock};
+use crate::{
+    metrics::Metrics,
+    process::{connections::ProbeListener, lock},
+};
 
 /// How long the manager's main loop may take to answer. It never blocks, so this is long.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -153,7 +153,7 @@ impl Endpoints {
         let routes = self.routes();
         thread::Builder::new().name("web".into()).spawn(move || {
             let server = async {
-                let listener = LimitedListener::new(TcpListener::from_std(listener)?);
+                let listener = ProbeListener::new(TcpListener::from_std(listener)?);
                 axum::serve(listener, routes).await
             };
             if let Err(error) = runtime.block_on(server) {

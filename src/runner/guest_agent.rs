@@ -32,6 +32,11 @@ const REBOOT_TIMEOUT: Duration = Duration::from_secs(3);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number with which a connection for a reboot synchronizes; those of questions are the numbers of their attempts.
 const REBOOT_ID: u32 = 1000;
+/// The most bytes of an answer to a question of the runner; of all that a guest sends on a connection, four times as many are read. Real answers have
+/// some hundred.
+const LONGEST_ANSWER: usize = 64 << 10;
+/// The same for a person's questions: a guest may have many file systems.
+const LONGEST_DETAIL: usize = 1 << 20;
 /// Attempts after the guest agent has opened its port.
 const ATTEMPTS: u32 = 6;
 
@@ -65,7 +70,7 @@ pub async fn os_info(socket: &Path) -> io::Result<Value> {
 /// # Errors
 /// If the agent does not answer, or refuses.
 pub async fn reboot(socket: &Path) -> io::Result<()> {
-    let mut lines = timeout(REBOOT_TIMEOUT, connect(socket, REBOOT_ID)).await??;
+    let mut lines = timeout(REBOOT_TIMEOUT, connect(socket, REBOOT_ID, LONGEST_ANSWER)).await??;
     lines.send(&[], &execute(&qga::guest_shutdown { mode: Some(qga::GuestShutdownMode::Reboot) })).await?;
     match timeout(REFUSAL_TIMEOUT, receive(&mut lines)).await {
         Ok(Ok(answer)) if answer.get("error").is_some() => {
@@ -95,7 +100,7 @@ pub async fn details(socket: &Path) -> io::Result<Value> {
         ("users", execute(&qga::guest_get_users {})),
         ("filesystems", execute(&qga::guest_get_fsinfo {})),
     ];
-    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, DETAILS_ID)).await??;
+    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, DETAILS_ID, LONGEST_DETAIL)).await??;
     let mut details = json!({});
     for (name, question) in questions {
         lines.send(&[], &question).await?;
@@ -111,9 +116,9 @@ pub async fn details(socket: &Path) -> io::Result<Value> {
     Ok(details)
 }
 
-/// Connects and synchronizes.
-async fn connect(socket: &Path, id: u32) -> io::Result<JsonLines> {
-    let mut lines = JsonLines::connect(socket).await?;
+/// Connects and synchronizes. An answer may have at most `longest` bytes.
+async fn connect(socket: &Path, id: u32, longest: usize) -> io::Result<JsonLines> {
+    let mut lines = JsonLines::connect_limited(socket, longest, 4 * longest).await?;
     let sync = qga::guest_sync_delimited { id: id.into() };
     lines.send(&[0xff], &execute(&sync)).await?;
     while receive(&mut lines).await?.get("return").and_then(Value::as_u64) != Some(id.into()) {}
@@ -121,7 +126,7 @@ async fn connect(socket: &Path, id: u32) -> io::Result<JsonLines> {
 }
 
 async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
-    let mut lines = connect(socket, id).await?;
+    let mut lines = connect(socket, id, LONGEST_ANSWER).await?;
     lines.send(&[], &execute(&qga::guest_get_osinfo {})).await?;
     let mut answer = receive(&mut lines).await?;
     match answer.get("error") {
@@ -183,6 +188,27 @@ mod tests {
             };
             let (info, ()) = tokio::join!(ask(&socket, 1), guest);
             assert_eq!(info.unwrap(), json!({}), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_sends_without_end_is_not_read_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        for sent in ["{}\n".repeat(1000), "\n".repeat(4096), format!("{{\"return\": \"{}\"}}\n", "x".repeat(5000))] {
+            let guest = async {
+                let (mut guest, _) = listener.accept().await.unwrap();
+                let mut count = 0;
+                while guest.write_all(sent.as_bytes()).await.is_ok() {
+                    count += sent.len();
+                }
+                count
+            };
+            let (info, count) = tokio::join!(ask(&socket, 1), guest);
+            assert_eq!(info.unwrap_err().kind(), io::ErrorKind::InvalidData);
+            // What was on its way when the runner stopped is in the kernel's buffers.
+            assert!(count < 4 * LONGEST_ANSWER + (1 << 20), "{count}");
         }
     }
 

@@ -72,7 +72,11 @@ impl Lines {
 
 /// A connection that carries JSON messages, one per line.
 #[derive(Debug)]
-pub struct JsonLines(Lines);
+pub struct JsonLines {
+    lines: Lines,
+    /// How many bytes are still read.
+    left: usize,
+}
 
 impl JsonLines {
     /// Connects to a Unix socket.
@@ -80,12 +84,21 @@ impl JsonLines {
     /// # Errors
     /// If no program listens on the socket.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
-        Lines::connect(socket, LONGEST_LINE).await.map(Self)
+        Self::connect_limited(socket, LONGEST_LINE, usize::MAX).await
+    }
+
+    /// As [`JsonLines::connect`]. A message of the peer may have at most `longest` bytes, and all together `total`: to read them takes a CPU, and a guest
+    /// sends as fast as it can.
+    ///
+    /// # Errors
+    /// If no program listens on the socket.
+    pub async fn connect_limited(socket: &Path, longest: usize, total: usize) -> io::Result<Self> {
+        Ok(Self { lines: Lines::connect(socket, longest).await?, left: total })
     }
 
     /// Uses a connection that was accepted.
     pub fn over(stream: UnixStream) -> Self {
-        Self(Lines::over(stream, LONGEST_LINE))
+        Self { lines: Lines::over(stream, LONGEST_LINE), left: usize::MAX }
     }
 
     /// Sends a message. `prefix` is sent before it: the guest agent's protocol has a marker byte there.
@@ -96,16 +109,19 @@ impl JsonLines {
         let mut line = prefix.to_vec();
         serde_json::to_writer(&mut line, message)?;
         line.push(b'\n');
-        self.0.send(&line).await
+        self.lines.send(&line).await
     }
 
     /// Returns the next message, or `None` at the end of the connection. Skips empty lines and everything up to a marker byte
     /// (0xFF). Cancel safe: no message is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the connection is broken, or the peer does not send JSON.
+    /// If the connection is broken, or the peer does not send JSON, or more than it may.
     pub async fn receive(&mut self) -> io::Result<Option<Value>> {
-        while let Some(line) = self.0.receive().await? {
+        while let Some(line) = self.lines.receive().await? {
+            self.left = self.left.checked_sub(line.len() + 1).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "the peer has sent much more than it was asked for")
+            })?;
             let text = line.trim_ascii();
             let text = text.iter().rposition(|byte| *byte == 0xff).map_or(text, |at| &text[at + 1..]);
             if !text.is_empty() {

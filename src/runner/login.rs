@@ -17,7 +17,7 @@
 
 use std::{io, path::Path, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use super::lines::Lines;
@@ -111,9 +111,18 @@ const LONGEST_LINE: usize = 4096;
 /// The time for sending a line. If the guest does not read, the port can buffer some hundred lines.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many lines of an agent are read at once, and then one in which time. Each takes a CPU, and a guest sends as many as it can. What is not read waits
+/// in the port, and then the guest's program waits.
+const LINES_AT_ONCE: u32 = 20;
+const LINE_EVERY: Duration = Duration::from_millis(100);
+
 /// A connection to the agent's port. The runner keeps it open as long as QEMU runs; otherwise it would miss the agent's `220`.
 #[derive(Debug)]
-pub struct LoginPort(Lines);
+pub struct LoginPort {
+    lines: Lines,
+    /// When the lines that were read would be due, one after another.
+    due: Instant,
+}
 
 impl LoginPort {
     /// Connects to the port's socket.
@@ -121,7 +130,7 @@ impl LoginPort {
     /// # Errors
     /// If QEMU does not listen on the socket: a custom QEMU template may not have the port.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
-        Lines::connect(socket, LONGEST_LINE).await.map(Self)
+        Ok(Self { lines: Lines::connect(socket, LONGEST_LINE).await?, due: Instant::now() })
     }
 
     /// Sends a line to the agent.
@@ -129,15 +138,19 @@ impl LoginPort {
     /// # Errors
     /// If the connection is broken, or the guest does not read for a second while the port's buffer is full.
     pub async fn send(&mut self, line: &str) -> io::Result<()> {
-        timeout(SEND_TIMEOUT, self.0.send(format!("{line}\n").as_bytes())).await?
+        timeout(SEND_TIMEOUT, self.lines.send(format!("{line}\n").as_bytes())).await?
     }
 
-    /// Returns the agent's next line. Cancel safe: no line is lost if the future is dropped.
+    /// Returns the agent's next line, not too many in a second. Cancel safe: no line is lost if the future is dropped.
     ///
     /// # Errors
     /// If the connection is broken or has ended, or the line is too long.
     pub async fn receive(&mut self) -> io::Result<String> {
-        let line = self.0.receive().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        if let Some(turn) = self.due.checked_sub(LINE_EVERY * (LINES_AT_ONCE - 1)) {
+            sleep_until(turn).await;
+        }
+        let line = self.lines.receive().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.due = self.due.max(Instant::now()) + LINE_EVERY;
         Ok(String::from_utf8_lossy(&line).trim().to_owned())
     }
 }
@@ -161,6 +174,69 @@ mod tests {
         let long = [b'x'; LONGEST_LINE + 1];
         tokio::io::AsyncWriteExt::write_all(&mut guest, &long).await.unwrap();
         assert_eq!(port.receive().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_without_end_are_read_slowly_and_those_of_an_agent_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("port");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let mut port = LoginPort::connect(&socket).await.unwrap();
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let flood = tokio::spawn(async move {
+            let mut count = 0;
+            while tokio::io::AsyncWriteExt::write_all(&mut guest, b"202\n").await.is_ok() {
+                count += 1;
+            }
+            count
+        });
+        let start = Instant::now();
+        for _ in 0..LINES_AT_ONCE {
+            assert_eq!(port.receive().await.unwrap(), "202");
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        for _ in 0..50 {
+            // An event of QEMU comes between.
+            assert!(timeout(LINE_EVERY / 4, port.receive()).await.is_err());
+            port.receive().await.unwrap();
+        }
+        assert!(start.elapsed() >= 50 * LINE_EVERY && start.elapsed() < 60 * LINE_EVERY, "{:?}", start.elapsed());
+        // Then it may send a few at once again.
+        tokio::time::sleep(LINE_EVERY * LINES_AT_ONCE).await;
+        let start = Instant::now();
+        for _ in 0..LINES_AT_ONCE {
+            port.receive().await.unwrap();
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        drop(port);
+        assert!(flood.await.unwrap() < 1_000_000, "the guest waits");
+    }
+
+    /// For how long this thread has had a CPU.
+    fn cpu_time() -> Duration {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn lines_without_end_take_no_cpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("port");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let mut port = LoginPort::connect(&socket).await.unwrap();
+        let (mut guest, _) = listener.accept().unwrap();
+        let flood = std::thread::spawn(move || while io::Write::write_all(&mut guest, b"202 bye\n").is_ok() {});
+        let (mut login, start, before) = (LoginState::connected(), Instant::now(), cpu_time());
+        while start.elapsed() < Duration::from_secs(1) {
+            if let Ok(line) = timeout(LINE_EVERY, port.receive()).await {
+                login.receive(&line.unwrap());
+            }
+        }
+        let spent = cpu_time() - before;
+        println!("{spent:?} of a CPU in {:?}", start.elapsed());
+        assert!(spent < Duration::from_millis(100), "{spent:?}");
+        drop(port);
+        flood.join().unwrap();
     }
 
     /// Replays a dialogue. A step `> x` sets the desired user, `< x` is a line of the agent. Returns the last state and all lines

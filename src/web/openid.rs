@@ -6,7 +6,7 @@
 //! ```
 //!
 //! # Guarantees
-//! - Claims are of an ID token whose signature, issuer, audience, expiry and nonce are right, or of the userinfo endpoint for the same subject.
+//! - Claims are of an ID token whose signature, issuer, audience, party, times and nonce are right, or of the userinfo endpoint for the same subject.
 //! - Only signatures with a public key count: neither `none` nor one with the client's secret.
 //! - No error has a code, a token or a secret.
 
@@ -18,6 +18,7 @@ use std::{
 
 use axum::http::{Method, Request, Response, header};
 use futures::future::BoxFuture;
+use k8s_openapi::jiff::Timestamp;
 use openidconnect::{
     AccessTokenHash, AdditionalClaims, AsyncHttpClient, AuthType, AuthUrl, AuthenticationFlow, AuthorizationCode,
     ClaimsVerificationError, ClientId, ClientSecret, CsrfToken, IdToken, IssuerUrl, Nonce, OAuth2TokenResponse,
@@ -43,6 +44,11 @@ use crate::process::{ErrorChain, lock};
 const KEPT: Duration = Duration::from_secs(3600);
 /// When a provider is asked again that could not be used.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// By how much the clock of a provider may differ from this one's, in seconds.
+const SKEW: i64 = 60;
+/// How old an ID token may be, in seconds: a person who signs in has this time, and her token is issued at its end.
+const OLDEST: i64 = 600;
 
 /// The signatures that count.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
@@ -111,6 +117,12 @@ pub(super) enum OpenIdError {
     /// The ID token is not for this program, not for this sign-in, too old, or not the provider's.
     #[error("the ID token can't be trusted")]
     Untrusted(#[source] ClaimsVerificationError),
+    /// The ID token was issued to another program of the same provider.
+    #[error("the ID token was issued to {0}")]
+    OtherParty(String),
+    /// The ID token is of another time.
+    #[error("the ID token {0}: if its provider's clock is right, look at the clock of this computer")]
+    Time(&'static str),
     /// The access token is not the one of the ID token.
     #[error("the access token does not belong to the ID token")]
     OtherAccessToken,
@@ -247,6 +259,10 @@ impl OpenId {
         };
         let verifier = known.verifier();
         let claims = token.claims(&verifier, &nonce).map_err(OpenIdError::Untrusted)?;
+        let others = &claims.additional_claims().claims;
+        let party = claims.authorized_party().map(|party| party.as_str());
+        check_party(party, &provider.client_id)?;
+        check_times(claims.issue_time().timestamp(), others.get("nbf"), Timestamp::now().as_second())?;
         if let Some(expected) = claims.access_token_hash() {
             let wrong = |error| OpenIdError::Untrusted(ClaimsVerificationError::SignatureVerification(error));
             let (algorithm, key) = (token.signing_alg().map_err(wrong)?, token.signing_key(&verifier).map_err(wrong)?);
@@ -440,6 +456,68 @@ impl Known {
     }
 }
 
+/// Whether a token is this program's (OpenID Connect Core 1.0, 3.1.3.7): a token that another program of the provider has got is none, even if this one is
+/// among those for which it is.
+fn check_party(party: Option<&str>, client: &str) -> Result<(), OpenIdError> {
+    match party {
+        Some(party) if party != client => {
+            Err(OpenIdError::OtherParty(party.chars().filter(|it| !it.is_control()).take(100).collect()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a token is of this time: issued neither in the future nor long ago, and in force.
+fn check_times(issued: i64, not_before: Option<&Value>, now: i64) -> Result<(), OpenIdError> {
+    let not_before = match not_before {
+        None | Some(Value::Null) => i64::MIN,
+        #[allow(clippy::cast_possible_truncation, reason = "a number with a fraction is a time, too (RFC 7519, 2)")]
+        Some(value) => value
+            .as_i64()
+            .or_else(|| value.as_f64().map(|seconds| seconds as i64))
+            .ok_or(OpenIdError::Time("has an nbf that is no time"))?,
+    };
+    match () {
+        () if issued > now.saturating_add(SKEW) => Err(OpenIdError::Time("was issued in the future")),
+        () if issued < now.saturating_sub(OLDEST + SKEW) => Err(OpenIdError::Time("was issued too long ago")),
+        () if not_before > now.saturating_add(SKEW) => Err(OpenIdError::Time("is not in force yet")),
+        () => Ok(()),
+    }
+}
+
 fn url<T, E>(text: &str, of: impl FnOnce(String) -> Result<T, E>) -> Result<T, OpenIdError> {
     of(text.to_owned()).map_err(|_| OpenIdError::Url(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_of_this_time_within_a_minute() {
+        const NOW: i64 = 1_800_000_000;
+        let is = |issued: i64, not_before: Option<Value>| check_times(NOW + issued, not_before.as_ref(), NOW).is_ok();
+        for issued in [0, -5, SKEW, -OLDEST, -OLDEST - SKEW] {
+            assert!(is(issued, None), "{issued}");
+        }
+        for issued in [SKEW + 1, 3600, -OLDEST - SKEW - 1, -86400, i64::MIN / 2] {
+            assert!(!is(issued, None), "{issued}");
+        }
+        for not_before in [json!(NOW), json!(NOW + SKEW), json!(0), json!(NOW as f64 + 0.5), Value::Null] {
+            assert!(is(0, Some(not_before.clone())), "{not_before}");
+        }
+        for not_before in [json!(NOW + SKEW + 1), json!("soon"), json!([]), json!(1e300), json!(i64::MAX)] {
+            assert!(!is(0, Some(not_before.clone())), "{not_before}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_another_program_is_none() {
+        assert!(check_party(None, "web").is_ok() && check_party(Some("web"), "web").is_ok());
+        for party in ["other", "", "Web", "web "] {
+            assert!(check_party(Some(party), "web").is_err(), "{party}");
+        }
+    }
 }

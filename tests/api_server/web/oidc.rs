@@ -101,6 +101,10 @@ async fn a_person_of_a_provider_signs_in_and_out() {
     // Other signatures, other keys, and claims that are elsewhere.
     provider.play(Trick::Rsa);
     assert_eq!(sign_in(&web, &provider, ann()).await.1.status, 303, "{}", log(&web));
+    for trick in [Trick::OwnParty, Trick::FastClock] {
+        provider.play(trick);
+        assert_eq!(sign_in(&web, &provider, ann()).await.1.status, 303, "{trick:?} {}", log(&web));
+    }
     provider.play(Trick::UserinfoOnly);
     let (browser, _) = sign_in(&web, &provider, ann()).await;
     assert!(browser.get("/home").await.body.contains("apple"), "{}", log(&web));
@@ -136,6 +140,10 @@ async fn who_can_not_be_trusted_is_not_let_in() {
         (Trick::TwoAudiences, "Invalid audiences"),
         (Trick::OtherIssuer, "Invalid issuer"),
         (Trick::Expired, "Expired"),
+        (Trick::OtherParty, "the ID token was issued to another program"),
+        (Trick::Future, "the ID token was issued in the future"),
+        (Trick::Old, "the ID token was issued too long ago"),
+        (Trick::NotYet, "the ID token is not in force yet"),
         (Trick::WrongSignature, "Signature verification failed"),
         (Trick::Unsigned, "Signature verification failed"),
         (Trick::SignedWithSecret, "Signature verification failed"),

@@ -41,6 +41,18 @@ pub enum Trick {
     TwoAudiences,
     OtherIssuer,
     Expired,
+    /// It was issued to another client, for this one too.
+    OtherParty,
+    /// It was issued to this client: no trick.
+    OwnParty,
+    /// It will be issued in an hour.
+    Future,
+    /// It was issued an hour ago.
+    Old,
+    /// It is in force in an hour.
+    NotYet,
+    /// The clock of the provider is half a minute fast: no trick.
+    FastClock,
     /// The claims were changed after they were signed.
     WrongSignature,
     /// `alg: none`.
@@ -226,6 +238,12 @@ async fn token(
         Trick::TwoAudiences => claims["aud"] = json!([CLIENT, "another program"]),
         Trick::OtherIssuer => claims["iss"] = json!("https://id.example"),
         Trick::Expired => (claims["iat"], claims["exp"]) = (json!(now - 120), json!(now - 60)),
+        Trick::OtherParty => claims["azp"] = json!("another program"),
+        Trick::OwnParty => claims["azp"] = json!(CLIENT),
+        Trick::Future => (claims["iat"], claims["exp"]) = (json!(now + 3600), json!(now + 7200)),
+        Trick::Old => claims["iat"] = json!(now - 3600),
+        Trick::NotYet => claims["nbf"] = json!(now + 3600),
+        Trick::FastClock => (claims["iat"], claims["nbf"]) = (json!(now + 30), json!(now + 30)),
         Trick::OtherAccessToken => claims["at_hash"] = json!(hashed("another one")),
         _ => {}
     }

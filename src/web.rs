@@ -17,12 +17,17 @@
 
 mod act;
 mod app;
+mod attempts;
 mod audit;
+mod client;
 mod connection;
 mod console;
 mod create;
 mod detail;
+mod devices;
 mod figures;
+mod happenings;
+mod held;
 mod keys;
 mod language;
 mod list;
@@ -91,8 +96,11 @@ use self::{
 use crate::{
     config::{Config, Scope},
     process::{
+        connections::Limits,
         follow::{Changes, DirectoryWatch, Follower, is_exhausted},
-        name_client, signals,
+        name_client,
+        network::Network,
+        signals,
     },
 };
 
@@ -118,6 +126,10 @@ pub struct Options {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The origins of the site, if a proxy changes the `Host` of requests.
     pub origins: Vec<String>,
+    /// The addresses of proxies that say from whom a request comes, beside those in the configuration.
+    pub proxies: Vec<Network>,
+    /// Where it answers the kubelet's probes alone. `None`: only where it listens for everybody.
+    pub probes: Option<SocketAddr>,
 }
 
 /// Runs the web interface until it is told to end (SIGTERM, SIGINT).
@@ -176,15 +188,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         history: History::default(),
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),
+        proxies: options.proxies,
         ending: ending.clone(),
     });
     tokio::spawn(forget(app.clone()));
     tokio::spawn(note(app.clone()));
+    if let Some(address) = options.probes {
+        let probes = server::probe(app.clone(), address).await.with_context(|| format!("listen on {address}"))?;
+        info!(%probes, "the web interface answers probes");
+    }
     let routes = server::routes(app.clone(), &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
     info!(%address, https = is_https, namespaces = %scope, "the web interface listens");
-    server::serve(listener, tls, routes, most, ending).await;
+    server::serve(listener, tls, routes, Limits::of(most), &app, ending).await;
     if timeout(LAST_EVENTS, app.audit.flush()).await.is_err() {
         warn!("the last events of what people did were not written");
     }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::{Args, Parser, Subcommand};
 use vm_operator::{
     config::Scope,
-    process::{listen::Listen, log},
+    process::{listen::Listen, log, network::Network},
     web::{self, Options},
 };
 
@@ -77,6 +77,14 @@ struct Serve {
     /// The origin under which people reach it, such as https://vms.example.com, if a proxy changes the Host of requests. May be repeated.
     #[arg(long = "origin", env = "VM_WEB_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     origins: Vec<String>,
+    /// The address of a proxy, or a range of addresses such as 10.0.0.0/8: what it says in X-Forwarded-For, Forwarded and X-Forwarded-Proto is
+    /// believed. May be repeated. Those of the configuration count, too.
+    #[arg(long = "trusted-proxy", env = "VM_WEB_TRUSTED_PROXIES", value_name = "RANGE", value_delimiter = ',')]
+    proxies: Vec<Network>,
+    /// The address on which it answers the kubelet's probes, /livez and /readyz, and nothing else: without TLS, and whoever else is connected.
+    /// Default: only where it listens for everybody.
+    #[arg(long, env = "VM_WEB_PROBES", value_name = "ADDRESS", value_parser = address)]
+    probes: Option<SocketAddr>,
     /// The format of the log.
     #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
     log_format: log::Format,
@@ -89,10 +97,22 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
 
 fn main() -> ExitCode {
     let Arguments { command, serve } = Arguments::parse();
-    let Serve { config, namespace, listen, session_key, secret, tls_cert, tls_key, origins, log_format } = serve;
+    let Serve {
+        config,
+        namespace,
+        listen,
+        session_key,
+        secret,
+        tls_cert,
+        tls_key,
+        origins,
+        proxies,
+        probes,
+        log_format,
+    } = serve;
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
     let (sessions_secret, tls) = (secret.sessions_secret, tls_cert.zip(tls_key));
-    let options = Options { config, scope, listen, session_key, sessions_secret, tls, origins };
+    let options = Options { config, scope, listen, session_key, sessions_secret, tls, origins, proxies, probes };
     log::run_on_one_thread(log_format, async {
         let done = match command {
             None => web::run(options).await,

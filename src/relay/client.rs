@@ -15,13 +15,19 @@ use tokio_rustls::{
     },
 };
 use tokio_tungstenite::{
-    WebSocketStream, client_async,
+    WebSocketStream, client_async_with_config,
     tungstenite::{
         self,
         client::IntoClientRequest,
         http::{HeaderValue, StatusCode, header::AUTHORIZATION},
+        protocol::WebSocketConfig,
     },
 };
+
+/// The longest message of a relay, in bytes: it sends pieces of 32 KiB. What it says is foreign, and a client may have many connections.
+const LONGEST_MESSAGE: usize = 256 << 10;
+/// The memory in which a connection is read, in bytes.
+const BUFFER: usize = 16 << 10;
 
 /// A connection to the relay.
 pub type Socket<S> = WebSocketStream<TlsStream<S>>;
@@ -93,7 +99,13 @@ impl Access {
         };
         let mut request = format!("ws://relay{path}").into_client_request().map_err(no_socket)?;
         request.headers_mut().insert(AUTHORIZATION, self.token.clone());
-        Ok(client_async(request, stream).await.map_err(no_socket)?.0)
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER)
+            .write_buffer_size(0)
+            .max_write_buffer_size(2 * LONGEST_MESSAGE)
+            .max_message_size(Some(LONGEST_MESSAGE))
+            .max_frame_size(Some(LONGEST_MESSAGE));
+        Ok(client_async_with_config(request, stream, Some(config)).await.map_err(no_socket)?.0)
     }
 }
 

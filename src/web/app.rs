@@ -21,6 +21,7 @@ use super::{
     sums::History,
     why::Why,
 };
+use crate::process::network::Network;
 
 /// What all requests share.
 #[derive(Clone)]
@@ -54,6 +55,8 @@ pub(super) struct Parts {
     pub audit: Audit,
     /// The origins of the site, beside the one in a request's `Host`.
     pub origins: Vec<String>,
+    /// The proxies of the command line that say from whom a request comes, beside those of the configuration.
+    pub proxies: Vec<Network>,
     /// The namespaces whose VMs are shown; `None` stands for all.
     pub namespaces: Vec<Option<String>>,
     /// The program's own namespace.
@@ -75,6 +78,11 @@ impl App {
     /// The configuration as it is now.
     pub fn settings_now(&self) -> Arc<Settings> {
         self.settings.borrow().clone()
+    }
+
+    /// The proxies that say from whom a request comes.
+    pub fn proxies_now(&self) -> Vec<Network> {
+        self.proxies.iter().chain(&self.settings.borrow().trusted_proxies).copied().collect()
     }
 
     /// The keys of cookies as they are now.

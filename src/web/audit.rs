@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client, Resource,
     runtime::events::{Event, EventType, Reporter},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// The program's name in events.
-const REPORTER: &str = "vm-operator-web";
+pub(super) const REPORTER: &str = "vm-operator-web";
 /// The longest name of a user in an event, in characters; a note has 1024 bytes at most.
 const LONGEST_USER: usize = 128;
 
@@ -37,6 +38,21 @@ impl Act {
 /// The beginning of a user's name, for an event.
 fn short(user: &str) -> String {
     user.chars().take(LONGEST_USER).collect()
+}
+
+/// A user, as an event names her beside its text.
+pub(super) fn person(user: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("rbac.authorization.k8s.io/v1".into()),
+        kind: Some("User".into()),
+        name: Some(short(user)),
+        ..ObjectReference::default()
+    }
+}
+
+/// Whether that is the user.
+pub(super) fn is_of(reference: &ObjectReference, user: &str) -> bool {
+    *reference == person(user)
 }
 
 /// Notes what people do.
@@ -78,21 +94,21 @@ impl Audit {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, action = act.path(), "a person has acted on a VM");
         let note = format!("{} asked for it in the web interface", short(user));
-        self.event(vm, act.reason(), note);
+        self.event(user, vm, act.reason(), note);
     }
 
     /// An administrator has changed what a VM has. `what`: what is different then.
     pub fn resized(&self, user: &str, vm: &VirtualMachine, what: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, what, "a person has changed a VM");
-        self.event(vm, "WebResized", format!("{} asked for {what} in the web interface", short(user)));
+        self.event(user, vm, "WebResized", format!("{} asked for {what} in the web interface", short(user)));
     }
 
     /// An administrator has created a VM.
     pub fn created(&self, user: &str, vm: &VirtualMachine) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, "a person has created a VM");
-        self.event(vm, "WebCreated", format!("{} has created it in the web interface", short(user)));
+        self.event(user, vm, "WebCreated", format!("{} has created it in the web interface", short(user)));
     }
 
     /// A person has got a VM of a pool.
@@ -100,7 +116,7 @@ impl Audit {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, pool, "a person has got a VM of a pool");
         let note = format!("{} has got it from the pool {pool} in the web interface", short(user));
-        self.event(vm, "WebAssigned", note);
+        self.event(user, vm, "WebAssigned", note);
     }
 
     /// A person has given a VM of a pool back, or an administrator has taken it.
@@ -109,7 +125,7 @@ impl Audit {
         info!(user, namespace, vm = name, from, "a person has released a VM of a pool");
         let reason = if user == from { "WebReleased" } else { "WebTakenBack" };
         let note = format!("{} has released it in the web interface ({} had it)", short(user), short(from));
-        self.event(vm, reason, note);
+        self.event(user, vm, reason, note);
     }
 
     /// Writes what is left, before the program ends.
@@ -117,13 +133,13 @@ impl Audit {
         self.0.flush().await;
     }
 
-    fn event(&self, vm: &VirtualMachine, reason: &str, note: String) {
+    fn event(&self, user: &str, vm: &VirtualMachine, reason: &str, note: String) {
         let event = Event {
             type_: EventType::Normal,
             reason: reason.into(),
             note: Some(note),
             action: reason.into(),
-            secondary: None,
+            secondary: Some(person(user)),
         };
         self.0.publish(event, vm.object_ref(&()));
     }
@@ -139,7 +155,7 @@ impl Audit {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, "a person has got a connection file");
         let note = format!("{} has got a connection file in the web interface", short(user));
-        self.event(vm, "WebConnection", note);
+        self.event(user, vm, "WebConnection", note);
     }
 
     /// What a person wanted to do to a VM was not done.

@@ -10,6 +10,7 @@
 use std::{fmt, pin::pin, time::Duration};
 
 use axum::{
+    body::Bytes,
     extract::{
         Query, State, WebSocketUpgrade,
         ws::{self, WebSocket},
@@ -24,7 +25,7 @@ use serde::Deserialize;
 use tokio::{
     net::TcpStream,
     sync::broadcast::{Receiver, error::RecvError},
-    time::timeout,
+    time::{Instant, MissedTickBehavior, interval_at, timeout},
 };
 use tokio_tungstenite::tungstenite::Message;
 use tracing::{debug, warn};
@@ -47,6 +48,12 @@ use crate::{
 
 /// The longest message of a browser, in bytes: what the relay takes.
 const LONGEST_MESSAGE: usize = 256 << 10;
+/// The memory in which a socket is read, in bytes.
+const BUFFER: usize = 16 << 10;
+/// How often a browser is asked whether it is there. Proxies end a connection at rest, nginx after a minute.
+const PING: Duration = Duration::from_secs(20);
+/// A browser that has sent nothing for this time, not even an answer to that, is gone.
+const SILENCE: Duration = Duration::from_secs(70);
 /// How long a socket may take to be closed.
 const CLOSE: Duration = Duration::from_secs(2);
 /// The messages of VNC that a person causes: keys, the pointer, the clipboard (RFC 6143, 7.5).
@@ -162,6 +169,7 @@ fn open(
     }
     let Some(vm) = app.store.vm(&key) else { return not_found(&app, &signed_in) };
     let upgrade = upgrade.max_message_size(LONGEST_MESSAGE).max_frame_size(LONGEST_MESSAGE);
+    let upgrade = upgrade.read_buffer_size(BUFFER).write_buffer_size(0).max_write_buffer_size(2 * LONGEST_MESSAGE);
     upgrade.on_upgrade(move |mut browser| async move {
         let viewer = Viewer { changes: app.store.subscribe().next, app, signed_in, key, console };
         let (code, reason) = viewer.serve(&mut browser, wish, &vm).await;
@@ -253,9 +261,19 @@ impl Viewer {
 
     async fn carry(mut self, browser: &mut WebSocket, mut relay: Socket<TcpStream>) -> Ended {
         let broken = || ended(Closed::RelayEnds, "");
+        let mut pings = interval_at(Instant::now() + PING, PING);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = Instant::now();
         loop {
             tokio::select! {
                 biased;
+                _ = pings.tick() => {
+                    let ping = browser.send(ws::Message::Ping(Bytes::new()));
+                    if heard.elapsed() > SILENCE || !matches!(timeout(CLOSE, ping).await, Ok(Ok(()))) {
+                        debug!("a browser does not answer any more");
+                        return broken();
+                    }
+                }
                 changed = self.changes.recv() => {
                     let is_concerned = match changed {
                         Ok(changes) => changes.have_rights_changed || changes.vms.iter().any(|(key, _)| **key == self.key),
@@ -266,7 +284,7 @@ impl Viewer {
                         return (End::Forbidden as u16, String::new());
                     }
                 }
-                message = browser.recv() => match message {
+                message = browser.recv() => { heard = Instant::now(); match message {
                     Some(Ok(ws::Message::Binary(bytes))) => {
                         if is_of_person(self.console, &bytes) {
                             let SignedIn { session, person, .. } = &self.signed_in;
@@ -288,7 +306,7 @@ impl Viewer {
                         let _ = timeout(CLOSE, relay.close(None)).await;
                         return broken();
                     }
-                },
+                } },
                 message = relay.next() => {
                     let sent = match message {
                         Some(Ok(Message::Binary(bytes))) => browser.send(ws::Message::Binary(bytes)).await,

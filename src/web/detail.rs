@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::{
     app::App,
+    happenings::{Reader, happenings},
     pages::value,
     relayed,
     rights::may_open,
@@ -28,25 +29,14 @@ use super::{
     store::Key,
 };
 use crate::{
-    api::{PendingChange, VirtualMachine, status::whole_seconds},
+    api::{PendingChange, VirtualMachine},
     explain::{self, Facts},
     object,
     observed::Object,
 };
 
-/// The most events that are read, and that are shown.
+/// The most events that are read.
 const READ: u32 = 200;
-const SHOWN: usize = 30;
-
-/// An event on the page.
-#[derive(Serialize)]
-struct Happening {
-    time: String,
-    reason: String,
-    message: String,
-    count: i32,
-    is_warning: bool,
-}
 
 /// A change that the next start brings.
 #[derive(Serialize)]
@@ -71,7 +61,10 @@ pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Respo
     // Before the VM is read, so that the stream of the page begins not too late.
     let number = app.store.number();
     let Some(vm) = app.store.vm(key) else { return not_found(&app, signed_in) };
-    let (facts, events) = facts(&app, key, &vm).await;
+    let (facts, is_read) = facts(&app, key, &vm).await;
+    let uid = vm.uid().unwrap_or_default();
+    let reader = Reader { user: &signed_in.person.user, is_administrator: signed_in.views.administrator, vm: &uid };
+    let events = is_read.then(|| happenings(&facts.events, reader));
     let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: signed_in.views.administrator };
     let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
     let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
@@ -102,9 +95,9 @@ pub(super) async fn picture(State(app): State<App>, allowed: Allowed<OpenConsole
     }
 }
 
-/// What is known of the VM, its Pod and their events, and the events for the page. Nothing of other objects is read, because a person need not
+/// What is known of the VM, its Pod and their events, and whether the events could be read. Nothing of other objects is read, because a person need not
 /// know of them.
-async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<Happening>>) {
+async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, bool) {
     let (namespace, name) = key;
     let pods: Api<DynamicObject> = Api::namespaced_with(app.client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
     let events: Api<Event> = Api::namespaced(app.client.clone(), namespace);
@@ -118,21 +111,6 @@ async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<
         about.is_some() && (about == Some(&uid) || about == pod_uid.as_ref())
     };
     let events = events.ok().map(|list| list.items.into_iter().filter(is_about).collect::<Vec<_>>());
-    let shown = events.as_ref().map(|events| happenings(events));
-    let facts = Facts { events: events.unwrap_or_default(), ..Facts::new(vm.clone(), pod, Timestamp::now()) };
-    (facts, shown)
-}
-
-/// The last events, the newest first.
-fn happenings(events: &[Event]) -> Vec<Happening> {
-    let mut events: Vec<&Event> = events.iter().collect();
-    events.sort_by_key(|event| std::cmp::Reverse(explain::time(event)));
-    let happening = |event: &&Event| Happening {
-        time: explain::time(event).map(whole_seconds).unwrap_or_default(),
-        reason: event.reason.clone().unwrap_or_default(),
-        message: event.message.clone().unwrap_or_default(),
-        count: event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1),
-        is_warning: event.type_.as_deref() == Some("Warning"),
-    };
-    events.iter().take(SHOWN).map(happening).collect()
+    let is_read = events.is_some();
+    (Facts { events: events.unwrap_or_default(), ..Facts::new(vm.clone(), pod, Timestamp::now()) }, is_read)
 }

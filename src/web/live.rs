@@ -52,6 +52,8 @@ use crate::{api::VirtualMachine, people::Rights, process::signals::terminated};
 const WAITING: usize = 16;
 /// After this time without an event a comment is sent, so that proxies keep the stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// When a browser whose stream has ended asks again, in milliseconds: from the first on, at a time of its own, so that not all come back at once.
+const AGAIN: (u64, u64) = (1000, 4000);
 
 /// What a page shows.
 enum Shown {
@@ -175,7 +177,8 @@ impl Page {
             .collect();
         self.names.extend(seen.iter().map(|(_, key, ..)| key.clone()));
         let ids = seen.iter().map(|(_, key, ..)| id(key)).chain(cards.iter().map(card_id));
-        self.send(number, "vms", &json!(ids.collect::<Vec<_>>())).await?;
+        let event = self.event(number, "vms", &json!(ids.collect::<Vec<_>>())).retry(again());
+        self.events.send(event).await?;
         for pool in &cards {
             self.put_card(number, pool).await?;
         }
@@ -260,10 +263,22 @@ impl Page {
         self.send(number, "vm", &data).await
     }
 
-    async fn send(&self, number: u64, name: &str, data: &serde_json::Value) -> Result<(), SendError<Event>> {
-        let event = Event::default().id(format!("{}-{number}", self.app.epoch)).event(name).data(data.to_string());
-        self.events.send(event).await
+    fn event(&self, number: u64, name: &str, data: &serde_json::Value) -> Event {
+        Event::default().id(format!("{}-{number}", self.app.epoch)).event(name).data(data.to_string())
     }
+
+    async fn send(&self, number: u64, name: &str, data: &serde_json::Value) -> Result<(), SendError<Event>> {
+        self.events.send(self.event(number, name, data)).await
+    }
+}
+
+/// When a browser asks again.
+fn again() -> Duration {
+    let (least, span) = AGAIN;
+    // Without random numbers they come back at once, and are served one after another.
+    let mut number = [0; 8];
+    let _ = getrandom::fill(&mut number);
+    Duration::from_millis(least + u64::from_be_bytes(number) % span)
 }
 
 fn id((namespace, name): &Key) -> String {

@@ -1,17 +1,22 @@
-//! Hashes of passwords: those of bcrypt, which the files of existing users have, and those of Argon2. How many attempts there may be.
+//! Hashes of passwords: those of bcrypt, which the files of existing users have, and those of Argon2. Whose password is compared next.
 
 use std::{
-    net::{IpAddr, Ipv6Addr},
-    num::NonZeroU32,
-    sync::Arc,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use argon2::{
     Argon2,
     password_hash::{PasswordVerifier, phc::PasswordHash},
 };
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::{Semaphore, oneshot},
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::attempts::{Attempts, Standing, Waiting};
+use crate::process::lock;
 
 /// The longest password, in bytes. A longer one is wrong without being hashed.
 const LONGEST: usize = 1024;
@@ -59,22 +64,12 @@ impl Hash {
     }
 }
 
-/// How many passwords are compared at once. Each takes a CPU, and Argon2 much memory.
+/// How many passwords of strangers are compared at once. Each takes a CPU, and Argon2 much memory.
 const AT_ONCE: usize = 2;
-/// How many attempts from one address for one user there may be at once, and then in a minute.
-const FOR_USER: NonZeroU32 = NonZeroU32::new(10).unwrap();
-/// How many attempts from one address there may be at once, and then in a minute. Behind a proxy all have one address.
-const FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(120).unwrap();
-/// How many attempts for one user there may be at once, and then in a minute, from wherever they come. One address alone holds up nobody elsewhere.
-const FROM_EVERYWHERE: NonZeroU32 = NonZeroU32::new(30).unwrap();
-
-/// What counts as one address. Of IPv6 that is a /64: whoever has one of its addresses can have all of them.
-fn counted(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        address => address,
-    }
-}
+/// The same for people at devices on which they have signed in before.
+const KNOWN_AT_ONCE: usize = 1;
+/// How long a password may wait for its turn.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What became of an attempt to sign in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,65 +78,148 @@ pub(super) enum Attempt {
     Right,
     /// The password is wrong, or there is no such user.
     Wrong,
-    /// There were too many attempts.
+    /// There were too many attempts, and the password is wrong; or so many that it was not compared.
     TooMany,
 }
 
-/// Compares passwords, not too many and not too often.
+/// Somebody who wants to sign in.
+pub(super) struct Asked<'a> {
+    /// Her address.
+    pub from: IpAddr,
+    /// The name that she has typed.
+    pub user: &'a str,
+    /// The password.
+    pub password: String,
+    /// The hash of the user's password. `None`: there is no such user; then it is compared with the decoy, so that the answer takes as long.
+    pub hash: Option<Hash>,
+    /// The decoy.
+    pub decoy: Hash,
+    /// The name of her device, if this user has signed in there before.
+    pub device: Option<&'a str>,
+}
+
+/// Compares passwords, not too many and not too often ([`super::attempts`]).
 pub(super) struct Passwords {
-    places: Arc<Semaphore>,
-    by_user: DefaultKeyedRateLimiter<(IpAddr, String)>,
-    by_address: DefaultKeyedRateLimiter<IpAddr>,
-    by_name: DefaultKeyedRateLimiter<String>,
+    start: Instant,
+    attempts: Mutex<Attempts>,
+    strangers: Arc<Turns>,
+    known: Arc<Semaphore>,
+}
+
+/// Whose turn it is to be compared.
+#[derive(Default)]
+struct Turns(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    waiting: Waiting<oneshot::Sender<Turn>>,
+    /// How many are compared now.
+    comparing: usize,
+}
+
+/// A password is being compared. The next one's turn is when this is dropped.
+struct Turn {
+    turns: Arc<Turns>,
+    start: Instant,
+}
+
+impl Turns {
+    /// Tells those whose turn it is. When somebody's is next who has to wait although there is a place.
+    fn tell(self: &Arc<Self>, start: Instant) -> Option<Duration> {
+        loop {
+            let next = {
+                let mut queue = lock(&self.0);
+                if queue.comparing >= AT_ONCE {
+                    return None;
+                }
+                let Some(next) = queue.waiting.next(start.elapsed()) else { return queue.waiting.next_time() };
+                queue.comparing += 1;
+                next
+            };
+            // If nobody waits for it any more, the turn is dropped, and it is the next one's.
+            let _ = next.send(Turn { turns: self.clone(), start });
+        }
+    }
+
+    /// Waits for a turn. `None`: too many others wait.
+    async fn take(self: &Arc<Self>, standing: Standing, start: Instant) -> Option<Turn> {
+        struct Leaves<'a>(&'a Turns, u64);
+        impl Drop for Leaves<'_> {
+            fn drop(&mut self) {
+                lock(&self.0.0).waiting.leave(self.1);
+            }
+        }
+        let (sender, mut turn) = oneshot::channel();
+        let number = lock(&self.0).waiting.join(standing, sender)?;
+        // A password that nobody waits for any more is not compared.
+        let _leaves = Leaves(self, number);
+        loop {
+            let due = self.tell(start);
+            let is_due = async {
+                match due {
+                    Some(due) => sleep_until(start + due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                turn = &mut turn => return turn.ok(),
+                () = is_due => {}
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        lock(&self.turns.0).comparing -= 1;
+        self.turns.tell(self.start);
+    }
 }
 
 impl Passwords {
     /// Nobody has tried anything yet.
     pub fn new() -> Self {
         Self {
-            places: Arc::new(Semaphore::new(AT_ONCE)),
-            by_user: RateLimiter::keyed(Quota::per_minute(FOR_USER)),
-            by_address: RateLimiter::keyed(Quota::per_minute(FROM_ADDRESS)),
-            by_name: RateLimiter::keyed(Quota::per_minute(FROM_EVERYWHERE)),
+            start: Instant::now(),
+            attempts: Mutex::new(Attempts::new()),
+            strangers: Arc::default(),
+            known: Arc::new(Semaphore::new(KNOWN_AT_ONCE)),
         }
     }
 
-    /// Compares a password with a hash. `None`: there is no such user; then it is compared with the decoy, so that the answer takes as long.
-    pub async fn attempt(
-        &self,
-        from: IpAddr,
-        user: &str,
-        password: String,
-        hash: Option<Hash>,
-        decoy: Hash,
-    ) -> Attempt {
-        let (from, user) = (counted(from), user.to_owned());
-        // In this order, so that what is refused here does not count for those who come from elsewhere.
-        if self.by_address.check_key(&from).is_err()
-            || self.by_user.check_key(&(from, user.clone())).is_err()
-            || self.by_name.check_key(&user).is_err()
-        {
-            return Attempt::TooMany;
+    /// Compares a password with a hash.
+    pub async fn attempt(&self, asked: Asked<'_>) -> Attempt {
+        let Asked { from, user, password, hash, decoy, device } = asked;
+        let standing = lock(&self.attempts).note(from, user, device, self.start.elapsed());
+        let wrong = if standing.is_too_many { Attempt::TooMany } else { Attempt::Wrong };
+        if password.len() > LONGEST {
+            return wrong;
         }
-        let Ok(place) = self.places.clone().acquire_owned().await else { return Attempt::TooMany };
-        let compared = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            let is_user = hash.is_some();
-            hash.unwrap_or(decoy).is_of(&password) && is_user
-        });
-        if compared.await.unwrap_or(false) { Attempt::Right } else { Attempt::Wrong }
-    }
-
-    /// Whether there may be another attempt from that address, by whatever means.
-    pub fn is_attempt_allowed(&self, from: IpAddr) -> bool {
-        self.by_address.check_key(&counted(from)).is_ok()
+        let compare = async move {
+            let (known, turn) = if standing.is_known {
+                (self.known.clone().acquire_owned().await.ok(), None)
+            } else {
+                (None, self.strangers.take(standing, self.start).await)
+            };
+            if known.is_none() && turn.is_none() {
+                return Attempt::TooMany;
+            }
+            let compared = tokio::task::spawn_blocking(move || {
+                let _place = (known, turn);
+                let is_user = hash.is_some();
+                hash.unwrap_or(decoy).is_of(&password) && is_user
+            });
+            if compared.await.unwrap_or(false) { Attempt::Right } else { wrong }
+        };
+        timeout(PATIENCE, compare).await.unwrap_or(Attempt::TooMany)
     }
 
     /// Forgets the attempts that do not count any more.
     pub fn forget(&self) {
-        self.by_user.retain_recent();
-        self.by_address.retain_recent();
-        self.by_name.retain_recent();
+        let now = self.start.elapsed();
+        lock(&self.attempts).forget(now);
+        lock(&self.strangers.0).waiting.forget(now);
     }
 }
 
@@ -150,6 +228,7 @@ mod tests {
     use argon2::password_hash::PasswordHasher as _;
 
     use super::*;
+    use crate::web::attempts;
 
     #[test]
     fn hashes_of_both_kinds() {
@@ -178,52 +257,85 @@ mod tests {
         assert!(!Hash::decoy().is_of("anything"));
     }
 
-    #[test]
-    fn an_address_of_ipv6_counts_with_its_neighbours() {
-        let counted = |text: &str| counted(text.parse().unwrap()).to_string();
-        assert_eq!(counted("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
-        assert_eq!(counted("2001:db8:1:2::1"), counted("2001:db8:1:2:ffff::1"));
-        assert_ne!(counted("2001:db8:1:2::1"), counted("2001:db8:1:3::1"));
-        assert_eq!([counted("192.0.2.1"), counted("::ffff:192.0.2.1")], ["192.0.2.1", "192.0.2.1"]);
-    }
-
-    #[tokio::test]
-    async fn one_user_is_not_tried_from_many_addresses() {
-        let (passwords, wrong) = (Passwords::new(), "x".repeat(LONGEST + 1));
-        let attempt = async |number: u32, user: &str| {
-            let from = IpAddr::from([198, 51, 100, u8::try_from(number).unwrap()]);
-            passwords.attempt(from, user, wrong.clone(), None, Hash::decoy()).await
+    async fn attempt(passwords: &Passwords, from: [u8; 4], user: &str, password: &str, hash: Option<&Hash>) -> Attempt {
+        let asked = Asked {
+            from: from.into(),
+            user,
+            password: password.into(),
+            hash: hash.cloned(),
+            decoy: Hash::parse(&bcrypt::hash("correct horse", 4).unwrap()).unwrap(),
+            device: None,
         };
-        for number in 0..FROM_EVERYWHERE.get() {
-            assert_eq!(attempt(number, "ann").await, Attempt::Wrong);
-        }
-        assert_eq!(attempt(FROM_EVERYWHERE.get(), "ann").await, Attempt::TooMany);
-        assert_eq!(attempt(FROM_EVERYWHERE.get(), "bob").await, Attempt::Wrong);
+        passwords.attempt(asked).await
     }
 
     #[tokio::test]
-    async fn attempts_are_counted_for_each_user_and_address() {
-        let (passwords, one, other) = (Passwords::new(), IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
+    async fn a_right_password_is_never_refused_for_what_others_have_tried() {
+        let (passwords, one, other) = (Passwords::new(), [192, 0, 2, 1], [192, 0, 2, 2]);
         let hash = Hash::parse(&bcrypt::hash("correct horse", 4).unwrap()).unwrap();
-        let attempt = async |from, user: &str, password: &str, is_user: bool| {
-            passwords.attempt(from, user, password.into(), is_user.then(|| hash.clone()), hash.clone()).await
-        };
-        assert_eq!(attempt(one, "ann", "correct horse", true).await, Attempt::Right);
+        assert_eq!(attempt(&passwords, one, "ann", "correct horse", Some(&hash)).await, Attempt::Right);
         assert_eq!(
-            attempt(one, "nobody", "correct horse", false).await,
+            attempt(&passwords, one, "nobody", "correct horse", None).await,
             Attempt::Wrong,
             "the decoy's password lets nobody in"
         );
-        for _ in 1..FOR_USER.get() {
-            assert_eq!(attempt(one, "ann", "wrong", true).await, Attempt::Wrong);
+        for _ in 1..attempts::FOR_USER {
+            assert_eq!(attempt(&passwords, one, "ann", "wrong", Some(&hash)).await, Attempt::Wrong);
         }
-        assert_eq!(attempt(one, "ann", "correct horse", true).await, Attempt::TooMany);
-        assert_eq!(attempt(one, "bob", "correct horse", true).await, Attempt::Right);
-        assert_eq!(attempt(other, "ann", "correct horse", true).await, Attempt::Right);
-        for number in 0..FROM_ADDRESS.get() {
-            attempt(one, &format!("user {number}"), &"x".repeat(LONGEST + 1), true).await;
+        assert_eq!(attempt(&passwords, one, "ann", "wrong", Some(&hash)).await, Attempt::TooMany);
+        assert_eq!(attempt(&passwords, one, "ann", "correct horse", Some(&hash)).await, Attempt::Right);
+        // Nor if her name is tried from everywhere, or all names from her address.
+        let long = "x".repeat(LONGEST + 1);
+        for number in 0..2 * attempts::FROM_EVERYWHERE {
+            attempt(&passwords, [198, 51, 100, u8::try_from(number).unwrap()], "ann", &long, Some(&hash)).await;
         }
-        assert_eq!(attempt(one, "carol", "correct horse", true).await, Attempt::TooMany);
-        assert_eq!(attempt(other, "carol", "correct horse", true).await, Attempt::Right);
+        assert_eq!(attempt(&passwords, other, "ann", "wrong", Some(&hash)).await, Attempt::TooMany);
+        assert_eq!(attempt(&passwords, other, "ann", "correct horse", Some(&hash)).await, Attempt::Right);
+        for number in 0..2 * attempts::FROM_ADDRESS {
+            attempt(&passwords, one, &format!("user {number}"), &long, None).await;
+        }
+        assert_eq!(attempt(&passwords, one, "carol", "wrong", Some(&hash)).await, Attempt::TooMany);
+        assert_eq!(attempt(&passwords, one, "carol", "correct horse", Some(&hash)).await, Attempt::Right);
+    }
+
+    #[tokio::test]
+    async fn a_person_gets_in_while_strangers_try_her_name() {
+        let passwords = Arc::new(Passwords::new());
+        // What it costs to compare one is that of a real hash, so that they have to wait.
+        let hash = Hash::parse(&bcrypt::hash("correct horse", 9).unwrap()).unwrap();
+        let compared = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let flood: Vec<_> = (0..200_u8)
+            .map(|number| {
+                let (passwords, hash, compared) = (passwords.clone(), hash.clone(), compared.clone());
+                tokio::spawn(async move {
+                    loop {
+                        let from = [198, 51, 100, number % 20];
+                        if attempt(&passwords, from, "ann", "wrong", Some(&hash)).await != Attempt::TooMany {
+                            compared.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        while compared.load(std::sync::atomic::Ordering::Relaxed) < 20 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // On a device that is known, even at the strangers' own address.
+        let at_device = Asked {
+            from: [198, 51, 100, 1].into(),
+            user: "ann",
+            password: "correct horse".into(),
+            hash: Some(hash.clone()),
+            decoy: Hash::decoy(),
+            device: Some("hers"),
+        };
+        assert_eq!(passwords.attempt(at_device).await, Attempt::Right);
+        // And on a new one, from elsewhere.
+        assert_eq!(attempt(&passwords, [192, 0, 2, 1], "ann", "correct horse", Some(&hash)).await, Attempt::Right);
+        assert_eq!(attempt(&passwords, [192, 0, 2, 1], "bob", "correct horse", Some(&hash)).await, Attempt::Right);
+        for task in flood {
+            task.abort();
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{FromRequest, State},
-    http::{HeaderName, HeaderValue, Method, Request, StatusCode},
+    http::{HeaderName, HeaderValue, Method, Request, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -27,7 +27,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{OnceCell, OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -46,14 +46,18 @@ use tracing::debug;
 use super::{
     act,
     app::App,
+    client::{Client, is_proxy},
     connection, console, create, detail, list, live, objects, pages, palette, pools, resize, sign_in, sign_in_oidc,
     signed_in::{self, Administrator, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
     site::CALLBACK,
     template_sets,
 };
-use crate::process::{lock, signals::terminated};
+use crate::process::{
+    connections::{Connection, Connections, Limits, Place, ProbeListener},
+    signals::terminated,
+};
 
-/// What the kubelet asks. It gets an answer when nobody else does: it would end all consoles otherwise.
+/// What the kubelet asks.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 /// The largest body of a request, in bytes: that of the form with a password.
 const BODY: usize = 16 << 10;
@@ -63,6 +67,10 @@ const LARGE_BODY: usize = 512 << 10;
 const HEAD: Duration = Duration::from_secs(10);
 /// How long an answer may take. A stream has begun by then.
 const ANSWER: Duration = Duration::from_secs(30);
+/// The largest head of a request, in bytes: a browser sends the cookies of other programs of the same host, too.
+const LARGEST_HEAD: usize = 32 << 10;
+/// For how long a browser that was here over HTTPS comes in no other way (RFC 6797).
+const HSTS: &str = "max-age=31536000";
 /// How long requests may take when the program ends.
 const END: Duration = Duration::from_secs(3);
 
@@ -72,7 +80,7 @@ const END: Duration = Duration::from_secs(3);
 /// If an origin is none.
 pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError> {
     let csrf = origins.iter().try_fold(CsrfLayer::new(), |layer, origin| layer.add_trusted_origin(origin))?;
-    let header = |name: &'static str, value: &'static str| {
+    let set = |name: &'static str, value: &'static str| {
         SetResponseHeaderLayer::if_not_present(HeaderName::from_static(name), HeaderValue::from_static(value))
     };
     let many = Router::new()
@@ -126,18 +134,44 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .layer(RequestBodyTimeoutLayer::new(HEAD));
     let routes = Router::new()
         .route("/assets/{file}", get(pages::asset))
-        .route(PROBES[0], get(async || "ok\n"))
-        .route(PROBES[1], get(ready))
+        .merge(probes())
         .merge(pages)
         .layer(CatchPanicLayer::new())
-        .layer(header("content-security-policy", pages::POLICY))
-        .layer(header("x-content-type-options", "nosniff"))
-        .layer(header("x-frame-options", "DENY"))
-        .layer(header("referrer-policy", "same-origin"))
-        .layer(header("cross-origin-opener-policy", "same-origin"))
-        .layer(header("cross-origin-resource-policy", "same-origin"))
-        .layer(header("cache-control", "no-store"));
+        .layer(set("content-security-policy", pages::POLICY))
+        .layer(set("x-content-type-options", "nosniff"))
+        .layer(set("x-frame-options", "DENY"))
+        .layer(set("referrer-policy", "same-origin"))
+        .layer(set("cross-origin-opener-policy", "same-origin"))
+        .layer(set("cross-origin-resource-policy", "same-origin"))
+        .layer(set("cache-control", "no-store"))
+        .layer(middleware::from_fn_with_state(app.clone(), only_https));
     Ok(routes.with_state(app))
+}
+
+fn probes() -> Router<App> {
+    Router::new().route(PROBES[0], get(async || "ok\n")).route(PROBES[1], get(ready))
+}
+
+/// Answers probes alone, whoever else is connected, until the process ends: if the kubelet got no answer, it would end all consoles. Returns the address
+/// with the port that was taken.
+///
+/// # Errors
+/// If the address can't be listened on.
+pub(super) async fn probe(app: App, address: SocketAddr) -> io::Result<SocketAddr> {
+    let listener = listen(address).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(axum::serve(ProbeListener::new(listener), probes().with_state(app)).into_future());
+    Ok(address)
+}
+
+/// Tells a browser that is here over HTTPS to come in no other way. Over HTTP it would not believe that, and no session would be kept anyway.
+async fn only_https(State(app): State<App>, request: Request<Body>, next: Next) -> Response {
+    let is_https = app.is_https || request.extensions().get::<Client>().is_some_and(|client| client.is_https);
+    let mut response = next.run(request).await;
+    if is_https {
+        response.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(HSTS));
+    }
+    response
 }
 
 /// What writes goes on to its end, also when its browser has left or the answer takes too long: otherwise a part of it would be done, and nobody would
@@ -201,53 +235,43 @@ pub(super) async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// The place of a connection. Its first request takes it that is no probe.
-struct Place {
-    all: Arc<Semaphore>,
-    taken: OnceCell<Option<OwnedSemaphorePermit>>,
-    /// Until then it is one of the connections that wait.
-    waits: Mutex<Option<OwnedSemaphorePermit>>,
-}
-
-impl Place {
-    /// Waits until there is one.
-    async fn take(&self) {
-        // Nobody closes the semaphore.
-        self.taken.get_or_init(async || self.all.clone().acquire_owned().await.ok()).await;
-        lock(&self.waits).take();
-    }
-}
-
-/// Serves at most so many connections at once until the program is told to end, and lets as many wait. With `tls` it speaks HTTPS.
+/// Serves connections until the program is told to end. With `tls` it speaks HTTPS.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
     routes: Router,
-    most: usize,
+    limits: Limits,
+    app: &App,
     ending: watch::Receiver<bool>,
 ) {
-    let (places, waiting) = (Arc::new(Semaphore::new(most)), Arc::new(Semaphore::new(most)));
+    let connections = Connections::new(limits);
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = async { (waiting.clone().acquire_owned().await, listener.accept().await) } => accepted,
+            accepted = listener.accept() => accepted,
             () = terminated(ending.clone()) => break,
         };
-        let (Ok(waits), Ok((stream, peer))) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // Such as too many open files.
             sleep(Duration::from_millis(100)).await;
             continue;
         };
+        let peer = peer.ip().to_canonical();
+        // All places may be taken by people. Then the others wait in the kernel, behind this one.
+        let (place, must_go) = tokio::select! {
+            entered = connections.enter(peer, is_proxy(&app.proxies_now(), peer)) => entered,
+            () = terminated(ending.clone()) => break,
+        };
         let _ = stream.set_nodelay(true);
-        let (routes, ending) = (routes.clone(), ending.clone());
-        let place = Place { all: places.clone(), taken: OnceCell::new(), waits: Mutex::new(Some(waits)) };
-        let place = Arc::new(place);
+        let stream = Connection::new(stream, place.clone(), must_go, None);
+        let (routes, app, ending) = (routes.clone(), app.clone(), ending.clone());
         let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.borrow().clone()));
         open.spawn(async move {
+            let from = Peer { address: peer, place, app };
             match tls {
-                None => answer(stream, peer, place, routes, ending).await,
+                None => answer(stream, from, routes, ending).await,
                 Some(tls) => match timeout(HEAD, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => answer(stream, peer, place, routes, ending).await,
+                    Ok(Ok(stream)) => answer(stream, from, routes, ending).await,
                     Ok(Err(error)) => debug!(%peer, %error, "a connection ended"),
                     Err(_) => debug!(%peer, error = "no TLS in time", "a connection ended"),
                 },
@@ -259,27 +283,30 @@ pub(super) async fn serve(
     let _ = timeout(END, open.join_all()).await;
 }
 
+/// From where a connection is.
+struct Peer {
+    address: IpAddr,
+    place: Arc<Place>,
+    app: App,
+}
+
 /// Answers the requests of a connection until it ends, or until the program does.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    peer: SocketAddr,
-    place: Arc<Place>,
+    from: Peer,
     routes: Router,
     ending: watch::Receiver<bool>,
 ) {
+    let Peer { address: peer, place, app } = from;
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(peer);
-        let (place, routes) = (place.clone(), routes.clone());
-        async move {
-            if !PROBES.contains(&request.uri().path()) {
-                place.take().await;
-            }
-            routes.oneshot(request).await
-        }
+        let client = Client::of(peer, request.headers(), &app.proxies_now());
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(place.clone());
+        routes.clone().oneshot(request)
     });
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(64 << 10);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(LARGEST_HEAD);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).with_upgrades();
     let mut connection = pin!(connection);
     let ended = tokio::select! {

@@ -124,8 +124,25 @@ struct Known {
     until: i64,
 }
 
-/// How many sessions are remembered. Only people who can sign in make one.
+/// How many sessions are remembered, some 20 MB. Only people who can sign in make one, but each may make many.
 const MOST: usize = 100_000;
+
+/// Forgets the sessions that have ended, and if these are few those that were not used for longest: of these the cookies say enough.
+fn make_room(known: &mut HashMap<String, Known>, now: i64) {
+    known.retain(|_, known| known.until > now);
+    let surplus = known.len().saturating_sub(MOST - MOST / 100);
+    if surplus > 0 {
+        let mut uses: Vec<i64> = known.values().map(|known| known.used).collect();
+        let (_, last, _) = uses.select_nth_unstable(surplus - 1);
+        let last = *last;
+        let mut left = surplus;
+        known.retain(|_, known| {
+            let goes = left > 0 && known.used <= last;
+            left -= usize::from(goes);
+            !goes
+        });
+    }
+}
 
 impl Sessions {
     /// Notes a use. Whether the session of that user goes on.
@@ -140,8 +157,8 @@ impl Sessions {
             return false;
         }
         let mut known = lock(&self.known);
-        if known.len() >= MOST {
-            known.retain(|_, known| known.until > now);
+        if known.len() >= MOST && !known.contains_key(&session.id) {
+            make_room(&mut known, now);
         }
         let known = known
             .entry(session.id.clone())
@@ -276,6 +293,20 @@ mod tests {
         assert!(!changes.has_changed().unwrap(), "nothing new");
         assert_ne!(session.digest(), session.id);
         drop(changes.borrow_and_update());
+    }
+
+    #[test]
+    fn the_sessions_that_are_remembered_have_a_limit() {
+        let sessions = Sessions::default();
+        let first = begin(noon()).unwrap();
+        assert!(sessions.used(&first, "ann", after(1)));
+        for number in 0..MOST + 10 {
+            let session = Session { id: number.to_string(), ..begin(noon()).unwrap() };
+            assert!(sessions.goes_on(&session, "bob", noon(), false));
+        }
+        let count = lock(&sessions.known).len();
+        assert!(count <= MOST && count > MOST - MOST / 50, "{count}");
+        assert!(lock(&sessions.known).contains_key(&first.id), "it was used last");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | itself | `clusterName` | the name at the head of each page |
 //! | `/GuiSocketServer` | `port`, `hostname` | where the program listens, unless its command line says so |
 //! | | `maxConnections` | how many connections may be open |
+//! | | `trustedProxies` | the addresses of proxies that say from whom a request comes |
 //! | W`/LoginConlet` | `users` | who signs in with a password |
 //! | | `oidcProviders` | with what others sign in ([`super::provider`]) |
 //! | W`/OidcClient` | `redirectUri` | where such a provider sends people, if it is not what their browser asks for |
@@ -34,6 +35,7 @@ use super::{
 use crate::{
     actions::display::{IpVersion, Validity},
     people::Person,
+    process::network::Network,
 };
 
 const SERVER: &str = "/Manager/GuiSocketServer";
@@ -68,6 +70,8 @@ pub(super) struct Settings {
     port: Option<u16>,
     hostname: Option<IpAddr>,
     max_connections: Option<usize>,
+    /// The addresses of proxies that say from whom a request comes ([`super::client`]).
+    pub trusted_proxies: Vec<Network>,
     users: BTreeMap<String, LocalUser>,
     providers: Vec<Provider>,
     /// The URL to which providers send people.
@@ -174,6 +178,11 @@ impl Settings {
             }
             (SERVER, "maxConnections") => {
                 self.max_connections = number::<usize>(value)?.filter(|most| *most > 0);
+            }
+            (SERVER, "trustedProxies") => {
+                let ranges: Option<Vec<String>> = typed(value)?;
+                let range = |text: &String| text.parse().map_err(|error| format!("{text:?}: {error}"));
+                self.trusted_proxies = ranges.iter().flatten().map(range).collect::<Result<_, String>>()?;
             }
             (LOGIN, "users") => self.take_users(value)?,
             (LOGIN, "oidcProviders") => self.take_providers(value)?,
@@ -454,6 +463,11 @@ mod tests {
         let wrong = Settings::parse("'/Manager': {'/GuiSocketServer': {port: many}}").unwrap_err().to_string();
         assert!(wrong.starts_with("/Manager/GuiSocketServer: port: invalid type"), "{wrong}");
         assert!(Settings::parse("'/Manager': {'/GuiSocketServer': {hostname: no such name}}").is_err());
+        let proxies = server("{trustedProxies: [10.0.0.0/8, 'fd00::1']}").trusted_proxies;
+        assert_eq!(proxies.iter().map(Network::to_string).collect::<Vec<_>>(), ["10.0.0.0/8", "fd00::1/128"]);
+        assert!(read("").trusted_proxies.is_empty() && server("{trustedProxies: }").trusted_proxies.is_empty());
+        let wrong = Settings::parse("'/Manager': {'/GuiSocketServer': {trustedProxies: [ingress]}}").unwrap_err();
+        assert!(wrong.to_string().contains("trustedProxies: \"ingress\": expected an address or a range"), "{wrong}");
         // Sections may also be named by their whole path.
         assert_eq!(read("'/Manager/GuiSocketServer': {port: 81}").address().port(), 81);
     }

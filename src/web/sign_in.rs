@@ -1,7 +1,5 @@
 //! Signing in with a password, and signing out.
 
-use std::net::SocketAddr;
-
 use axum::{
     Extension, Form,
     extract::State,
@@ -14,8 +12,10 @@ use serde::Deserialize;
 
 use super::{
     app::App,
+    client::Client,
+    devices::Devices,
     pages::value,
-    passwords::{Attempt, Hash},
+    passwords::{Asked, Attempt, Hash},
     provider::LONGEST_NAME,
     session::{Session, SignIn},
     sign_in_oidc,
@@ -57,31 +57,39 @@ pub(super) struct Credentials {
 /// `POST /sign-in`. A session always gets a new name, so that nobody can prepare one for another person.
 pub(super) async fn sign_in(
     State(app): State<App>,
-    Extension(from): Extension<SocketAddr>,
+    Extension(client): Extension<Client>,
     headers: HeaderMap,
     former: Option<Extension<SignedIn>>,
     Form(Credentials { user, password }): Form<Credentials>,
 ) -> Response {
     let settings = app.settings_now();
     let (hash, decoy) = (settings.user(&user).and_then(|user| user.hash.clone()), settings.decoy().cloned());
+    let (now, devices) = (Timestamp::now(), Devices::read(&app.keys_now(), &headers));
     let attempt = if user.len() > LONGEST_NAME {
         Attempt::Wrong
     } else {
-        app.passwords.attempt(from.ip(), &user, password, hash, decoy.unwrap_or_else(Hash::decoy)).await
+        let (decoy, device) = (decoy.unwrap_or_else(Hash::decoy), devices.of(&user, now));
+        let asked = Asked { from: client.address, user: &user, password, hash, decoy, device };
+        app.passwords.attempt(asked).await
     };
     // A name that nobody has may be a password that was typed into the wrong field.
     let known = settings.user(&user).map(|_| user.as_str());
-    app.audit.attempt(known, from.ip(), attempt);
+    app.audit.attempt(known, client.address, attempt);
     let now = Timestamp::now();
     match attempt {
         Attempt::Wrong => page(&app, &headers, StatusCode::UNAUTHORIZED, Some("wrong")),
         Attempt::TooMany => page(&app, &headers, StatusCode::TOO_MANY_REQUESTS, Some("wait")),
-        Attempt::Right => match Session::begin(SignIn::Password(user), now) {
-            Ok(session) => {
+        Attempt::Right => match devices
+            .with(&user, now)
+            .and_then(|devices| Ok((devices, Session::begin(SignIn::Password(user), now)?)))
+        {
+            Ok((devices, session)) => {
                 if let Some(Extension(former)) = former {
                     app.sessions.end(&former.session);
                 }
-                (app.keys_now().jar().add(session.cookie()), Redirect::to("/")).into_response()
+                let keys = app.keys_now();
+                let answer = (keys.jar().add(session.cookie()), Redirect::to("/")).into_response();
+                (keys.jar().add(devices.cookie()), answer).into_response()
             }
             Err(error) => {
                 tracing::error!(%error, "there are no random numbers for a session");

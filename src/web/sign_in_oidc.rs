@@ -3,7 +3,7 @@
 //! It begins with a link: a form would be stopped on its way to another site by the pages' policy. What is kept until the person returns is in a
 //! cookie that only this program can read, so it is bound to her browser, and any replica can go on with it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Extension,
@@ -20,6 +20,7 @@ use tracing::{error, warn};
 
 use super::{
     app::App,
+    client::Client,
     openid::{Begun, OpenIdError},
     pages::value,
     provider::{Profile, Refusal},
@@ -60,20 +61,12 @@ impl Kept {
     }
 }
 
-/// `GET /sign-in/oidc/NAME`
-pub(super) async fn begin(
-    State(app): State<App>,
-    Extension(from): Extension<SocketAddr>,
-    headers: HeaderMap,
-    Path(name): Path<String>,
-) -> Response {
+/// `GET /sign-in/oidc/NAME`. It costs little, and asks the provider nothing that is not kept: so it has no limit that strangers could use up.
+pub(super) async fn begin(State(app): State<App>, headers: HeaderMap, Path(name): Path<String>) -> Response {
     let settings = app.settings_now();
     let Some(provider) = settings.provider(&name) else {
         return says(&app, &headers, StatusCode::NOT_FOUND, "missing", None);
     };
-    if !app.passwords.is_attempt_allowed(from.ip()) {
-        return says(&app, &headers, StatusCode::TOO_MANY_REQUESTS, "wait", None);
-    }
     let Some(site) = site(&app, &headers) else { return StatusCode::BAD_REQUEST.into_response() };
     match app.openid.begin(provider, &site.signed_in).await {
         Ok((url, begun)) => {
@@ -112,7 +105,7 @@ enum Failure {
 /// `GET /oauth/callback`. Whatever happens, the same answer of the provider is of no use again in this browser.
 pub(super) async fn callback(
     State(app): State<App>,
-    Extension(from): Extension<SocketAddr>,
+    Extension(client): Extension<Client>,
     headers: HeaderMap,
     former: Option<Extension<SignedIn>>,
     Query(sent): Query<Sent>,
@@ -131,7 +124,7 @@ pub(super) async fn callback(
                         error!("there are no random numbers for a session");
                         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
                     };
-                    app.audit.signed_in_by(&provider, &person.user, from.ip());
+                    app.audit.signed_in_by(&provider, &person.user, client.address);
                     if let Some(Extension(former)) = former {
                         app.sessions.end(&former.session);
                     }
@@ -152,7 +145,7 @@ pub(super) async fn callback(
         Failure::Answer(error) => (StatusCode::BAD_GATEWAY, "provider", ErrorChain(&error).to_string(), None),
         Failure::Refused(refusal) => (StatusCode::FORBIDDEN, kind(refusal), refusal.to_string(), None),
     };
-    app.audit.not_signed_in_by(&provider, from.ip(), &why);
+    app.audit.not_signed_in_by(&provider, client.address, &why);
     (jar, says(&app, &headers, status, kind, shown.as_deref())).into_response()
 }
 

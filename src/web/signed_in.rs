@@ -15,6 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     app::App,
+    held::Held,
     language::Language,
     pages::Frame,
     rights::{may_open, rights},
@@ -95,10 +96,15 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
         is_there.then(|| SignedIn { session, person, views, language: language(request.headers()), settings })
     });
     let renewed = signed_in.as_ref().filter(|_| is_use).and_then(|it| it.session.used_at(now));
+    let user = signed_in.as_ref().map(|signed_in| signed_in.person.user.as_str());
+    let held = match Held::begin(request.extensions_mut(), user) {
+        Ok(held) => held,
+        Err(too_many) => return too_many,
+    };
     if let Some(signed_in) = signed_in {
         request.extensions_mut().insert(signed_in);
     }
-    let response = next.run(request).await;
+    let response = held.until_answered(next.run(request).await);
     match renewed {
         // Signing in and out set the cookie themselves.
         Some(session) if !response.headers().contains_key(header::SET_COOKIE) => {

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod beside_manager;
+mod connections;
 mod create;
 mod files;
 mod objects;
@@ -318,7 +319,7 @@ async fn a_session_begins_with_a_password_and_ends_with_all_its_pages() {
     assert_eq!(ann.get("/home").await.status, 303);
     assert_eq!(nobody.sign_in("ann", "secret").await.status, 401);
 
-    // Too many attempts.
+    // Too many wrong ones.
     let mut last = 0;
     for _ in 0..12 {
         last = nobody.sign_in("guess", "wrong").await.status;

@@ -335,8 +335,8 @@ if (live) {
     stream.onopen = () => { state.textContent = ""; };
     stream.onerror = () => {
       state.textContent = state.dataset.lost;
-      // The server does not let the page in any more, so that the browser does not try again.
-      if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 3000);
+      // The browser gives up if the answer is an error.
+      if (stream.readyState === EventSource.CLOSED) setTimeout(comeBack, 2000 + Math.random() * 6000);
     };
     for (const [name, act] of Object.entries(events)) {
       stream.addEventListener(name, (event) => {
@@ -344,6 +344,14 @@ if (live) {
         act(event.data && JSON.parse(event.data));
       });
     }
+  };
+  // The server does not let the page in any more, which is said by the page itself; or it can't be reached, and a proxy says so: then the page stays, and
+  // tries again. Not all pages at once.
+  const comeBack = async () => {
+    if (document.hidden || stream.readyState !== EventSource.CLOSED) return;
+    const answer = await fetch(location.href, { headers: { "x-live": "1" }, redirect: "manual" }).catch(() => null);
+    if (!answer || answer.status >= 500 || answer.status === 429) setTimeout(comeBack, 2000 + Math.random() * 6000);
+    else location.reload();
   };
   // A browser has six connections to a server without HTTP/2, and each stream takes one. So a tab that nobody sees has none, and goes on where it was.
   const follow = () => {

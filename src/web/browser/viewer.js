@@ -14,10 +14,16 @@ const ends = {
   4000: "guestEnded", 4001: "noConsole", 4002: "inUse", 4003: "refused", 4004: "takenOver", 4006: "guestEnded", 4100: "signedOut", 4101: "forbidden",
 };
 // After these the page connects again by itself: the guest starts again.
-const again = new Set([4000, 4001, 4006]);
+const guestStarts = new Set([4000, 4001]);
+// And after these: the relay or the server has ended, or the connection was cut, as by a proxy.
+const isCut = new Set([1001, 1005, 1006, 1011, 1012, 1013, 1014, 4006]);
+// The pause before that: each one is longer, and another one in each browser, so that not all come back at once. A console that was used begins anew.
+const pauses = { first: 1000, longest: 30000, long: 10000 };
 
 let socket = null;
 let retry = null;
+let tries = 0;
+let since = 0;
 let isOpen = "open" in texts;
 let wanted = "control";
 
@@ -27,6 +33,15 @@ export const send = (data) => { if (socket?.readyState === WebSocket.OPEN) socke
 // A viewer has `start(socket, controls)`, which returns what takes the bytes, `end()` and `focus()`.
 let viewer = null;
 let take = null;
+
+function connectLater(wish, code) {
+  clearTimeout(retry);
+  if (!guestStarts.has(code) && !isCut.has(code)) return;
+  tries = since && performance.now() - since > pauses.long ? 0 : tries + 1;
+  const pause = isCut.has(code) ? Math.min(pauses.first * 2 ** tries, pauses.longest) : 2 * pauses.first;
+  // While the guest does not run, its status says when it does.
+  retry = setTimeout(() => { if (isOpen) connect(wish); }, pause * (0.5 + Math.random()));
+}
 
 function connect(wish) {
   clearTimeout(retry);
@@ -45,20 +60,21 @@ function connect(wish) {
     if (mine !== socket) return;
     viewer.end({ code, reason });
     take = null;
+    connectLater(wish, code);
+    since = 0;
     question.hidden = true;
     document.body.classList.remove("connected");
     say(ends[code] ?? "lost", reason);
     for (const name of ["ask", "take", "watch"]) if (button(name)) button(name).hidden = code !== 4002;
     // Who may not take the screen can only try again.
     button("connect").hidden = code === 4002 && button("take") !== null;
-    // While the guest does not run, its status says when it does.
-    if (again.has(code)) retry = setTimeout(() => { if (isOpen) connect(wish); }, 2000);
   };
 }
 
 function hear(news) {
   if (news.connected) {
     take = viewer.start(socket, news.connected.controls);
+    since = performance.now();
     document.body.classList.add("connected");
     say(news.connected.controls ? null : "watching");
   } else if (news.asking) {
@@ -88,8 +104,22 @@ export function view(it) {
     button(name)?.addEventListener("click", () => connect(wish));
   }
   button("full").addEventListener("click", () => (document.fullscreenElement ? document.exitFullscreen() : page.requestFullscreen()));
-  const stream = new EventSource(texts.liveState);
-  stream.addEventListener("vm", (event) => {
+  let stream = null;
+  const follow = () => {
+    stream = new EventSource(texts.liveState);
+    stream.addEventListener("vm", hears);
+    for (const name of ["gone", "reload"]) stream.addEventListener(name, () => { stream.close(); location.reload(); });
+    // A browser gives up if the answer is an error, such as a proxy's whose server starts again.
+    stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) setTimeout(comeBack, 2000 + Math.random() * 6000); };
+  };
+  const comeBack = async () => {
+    const answer = await fetch(location.href, { headers: { "x-live": "1" }, redirect: "manual" }).catch(() => null);
+    if (answer?.status === 200) follow();
+    else if (!answer || answer.status >= 500 || answer.status === 429) setTimeout(comeBack, 2000 + Math.random() * 6000);
+    // She is not let in any more, and learns why.
+    else location.reload();
+  };
+  const hears = (event) => {
     const { html, open } = JSON.parse(event.data);
     const template = document.createElement("template");
     template.innerHTML = html;
@@ -98,8 +128,8 @@ export function view(it) {
     isOpen = open;
     document.body.classList.toggle("open", open);
     if (opens && !document.body.classList.contains("connected")) connect(wanted);
-  });
-  for (const name of ["gone", "reload"]) stream.addEventListener(name, () => { stream.close(); location.reload(); });
+  };
+  follow();
   window.addEventListener("pagehide", () => stream.close());
   document.body.classList.toggle("open", isOpen);
   if (isOpen) connect("control");

@@ -54,6 +54,14 @@ impl Replica {
         replica
     }
 
+    /// Where it answers the kubelet's probes alone.
+    pub fn probes(&self) -> SocketAddr {
+        let text = self.log();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut addresses = lines.filter_map(|line| line["probes"].as_str()?.parse().ok());
+        addresses.next().expect("--probes")
+    }
+
     /// All that it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()

@@ -178,7 +178,7 @@ async fn each_path_asks_for_its_right() {
 async fn whoever_comes_when_all_places_are_taken_waits() {
     let mut file: Value = serde_json::from_str(&configuration(&["admin"])).unwrap();
     file["/Manager"]["/GuiSocketServer"] = json!({ "maxConnections": 2 });
-    let web = Web::new("web-places", &file.to_string()).await;
+    let web = Web::with("web-places", &file.to_string(), &["--probes=127.0.0.1:0"]).await;
     web.create_vm("apple", json!([])).await;
     let admin = web.sign_in("admin").await;
     let (_, mut first) = admin.open("GET", "/live/list", &[], "").await;
@@ -192,8 +192,10 @@ async fn whoever_comes_when_all_places_are_taken_waits() {
         until(&mut first, "vm", &format!("n{number}")).await;
         assert!((&mut third).now_or_never().is_none(), "two places are taken");
     }
-    // The kubelet gets one, or it would end the others.
-    assert_eq!(web.nobody().get("/livez").await.status, 200);
+    // The kubelet gets one, or it would end the others. At its port there is nothing else.
+    let kubelet = super::Browser { address: web.first.probes(), cookie: None };
+    assert_eq!((kubelet.get("/livez").await.status, kubelet.get("/readyz").await.status), (200, 200));
+    assert_eq!((kubelet.get("/sign-in").await.status, kubelet.get("/").await.status), (404, 404));
     drop(second);
     assert_eq!(third.await.status, 200);
 }

@@ -190,7 +190,9 @@ async fn https_with_files_that_are_replaced() {
     let replica = web.start(&[&option("tls-cert", "tls.crt"), &option("tls-key", "tls.key")]).await;
     let answer = get(&replica, &first, "/livez").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-    assert!(get(&replica, &first, "/home").await.unwrap().contains("location: /sign-in"));
+    let answer = get(&replica, &first, "/home").await.unwrap();
+    assert!(answer.contains("location: /sign-in"));
+    assert!(answer.contains("strict-transport-security: max-age=31536000"), "{answer}");
     // Without TLS there is no answer, and one that says nothing holds up nobody.
     let mut plain = TcpStream::connect(replica.address).await.unwrap();
     plain.write_all(b"GET /livez HTTP/1.1\r\nhost: vms.example\r\n\r\n").await.unwrap();

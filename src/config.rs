@@ -154,7 +154,7 @@ impl ReconcilerConfig {
         Self {
             cd_folders: other.cd_folders.clone(),
             legacy_runner_images: other.legacy_runner_images.clone(),
-            cloud_init_secret_label: other.cloud_init_secret_label.clone(),
+            cloud_init_label: other.cloud_init_label.clone(),
             allowed_kinds: other.allowed_kinds.clone(),
             ..self.clone()
         }

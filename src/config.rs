@@ -151,13 +151,27 @@ impl ReconcilerConfig {
     /// This configuration with the limits of another one. What an administrator does not allow any more is refused at once, whatever needs it.
     #[must_use]
     pub fn with_limits_of(&self, other: &Self) -> Self {
-        Self {
-            cd_folders: other.cd_folders.clone(),
-            legacy_runner_images: other.legacy_runner_images.clone(),
-            cloud_init_label: other.cloud_init_label.clone(),
-            allowed_kinds: other.allowed_kinds.clone(),
-            ..self.clone()
-        }
+        // Without `..`: of each field it is decided whether it is a limit.
+        let Self {
+            cd_folders,
+            legacy_runner_images,
+            cloud_init_label,
+            allowed_kinds,
+            runner_data_pvc: _,
+            node_devices: _,
+            passt: _,
+            relay: _,
+            disk_pvc: _,
+            image_repository_claim: _,
+            load_balancer_service: _,
+            cpu_overcommit: _,
+            ram_overcommit: _,
+            runner_image: _,
+            logging_properties: _,
+            runner_image_pull_policy: _,
+            template_values: _,
+        } = other.clone();
+        Self { cd_folders, legacy_runner_images, cloud_init_label, allowed_kinds, ..self.clone() }
     }
 
     /// The keys whose values differ, as paths such as `templateValues.size`.

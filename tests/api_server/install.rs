@@ -24,7 +24,22 @@ async fn one_manifest_installs_the_definitions_and_the_manager_with_the_images_o
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("install.yaml");
-    std::fs::write(&file, output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("^registry[.]example[.]org/vms/vm-runner("), "the policy allows the release's image");
+    // Two policies hold for all namespaces, and so for those of other tests.
+    let (here, bindings) =
+        (namespace.name(), ["vms.vmoperator.jdrupes.org", "vm-runner-legacy.vmoperator.jdrupes.org"]);
+    let only_here = |document: &str| {
+        let is_binding = document.contains("kind: ValidatingAdmissionPolicyBinding");
+        let selector = format!(
+            "\n  matchResources: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {here}}}}}}}"
+        );
+        let is_for_all = is_binding && bindings.iter().any(|name| document.contains(&format!("policyName: {name}")));
+        if is_for_all { document.trim_end().to_owned() + &selector } else { document.to_owned() }
+    };
+    let documents: Vec<String> = text.split("\n---\n").map(only_here).collect();
+    assert_eq!(documents.iter().filter(|document| document.contains("matchResources: {")).count(), 2);
+    std::fs::write(&file, documents.join("\n---\n")).unwrap();
 
     // Others install the definitions, too.
     cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", file.to_str().unwrap()]);

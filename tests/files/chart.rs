@@ -133,6 +133,9 @@ fn the_configuration_in_the_schema_has_the_keys_that_the_manager_knows() {
         ("nodeDevices", "node_devices"),
         ("passt", "passt"),
         ("diskPvc", "disk_pvc"),
+        ("networks", "networks"),
+        ("claims", "claims"),
+        ("services", "services"),
     ] {
         assert_eq!(keys(&in_schema[part]["properties"]), keys(&known[field]), "{part}");
     }

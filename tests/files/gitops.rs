@@ -133,6 +133,7 @@ fn each_reason_of_ready_has_a_health() {
         GuestPanicked,
         InvalidImageName,
         InvalidSpec,
+        NotAllowed,
         NameTaken,
         NetworkLost,
         NodeNotResponding,

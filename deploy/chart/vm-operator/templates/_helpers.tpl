@@ -41,6 +41,35 @@ app.kubernetes.io/name: vm-node-devices
 {{- with $config }}{{ toYaml . }}{{ end }}
 {{- end }}
 
+{{/* Texts with `*` and `?` as a list of regular expressions in CEL. */}}
+{{- define "vm-operator.patterns" -}}
+{{- $patterns := list }}
+{{- range . }}{{ $patterns = append $patterns (printf "r'^%s$'" (include "vm-operator.pattern" .)) }}{{ end -}}
+[{{ join ", " $patterns }}]
+{{- end }}
+
+{{/* Repositories of images, in any tag and digest, as a list of regular expressions in CEL. */}}
+{{- define "vm-operator.imagePatterns" -}}
+{{- $patterns := list }}
+{{- range . }}{{ $patterns = append $patterns (printf "r'^%s(:[^/]*)?(@.*)?$'" (include "vm-operator.pattern" .)) }}{{ end -}}
+[{{ join ", " $patterns }}]
+{{- end }}
+
+{{/* A text with `*` and `?` as a regular expression. */}}
+{{- define "vm-operator.pattern" -}}
+{{ regexQuoteMeta . | replace "\\*" ".*" | replace "\\?" "." | replace "'" "." }}
+{{- end }}
+
+{{/* Ports and ranges of them as a list of pairs in CEL, with those that need no permission. */}}
+{{- define "vm-operator.ports" -}}
+{{- $ranges := list "[5800, 5999]" }}
+{{- range . }}
+{{- $ends := splitList "-" (toString .) }}
+{{- $ranges = append $ranges (printf "[%s, %s]" (first $ends) (last $ends)) }}
+{{- end -}}
+[{{ join ", " $ranges }}]
+{{- end }}
+
 {{/* What the manager must be able to do in a namespace with VMs. */}}
 {{- define "vm-operator.vmRules" -}}
 - apiGroups: [vmoperator.jdrupes.org]

@@ -169,6 +169,16 @@ pub struct Image {
     pub pull_policy: Option<PullPolicy>,
 }
 
+impl Image {
+    /// The whole reference; `None` if the parts make none.
+    pub fn reference(&self) -> Option<String> {
+        self.source.clone().or_else(|| {
+            let path = format!("{}/{}", self.repository.as_ref()?, self.path.as_ref()?);
+            Some(self.version.as_ref().map_or(path.clone(), |version| format!("{path}:{version}")))
+        })
+    }
+}
+
 /// When the kubelet pulls an image.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -439,7 +449,7 @@ pub struct Machine {
     /// The network interfaces.
     #[serde(default)]
     #[schemars(length(max = 32))]
-    #[x_kube(validation = Rule::new("self.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"))]
+    #[x_kube(validation = Rule::new("self.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"), validation = Rule::new("!self.exists(n, has(n.user)) || !self.exists(n, has(n.tap))").message("user can't be beside tap: the VM is in the network of its node then, and user would lead the guest to the node's own addresses"))]
     pub networks: Vec<Network>,
     /// The disks and CD drives.
     #[serde(default)]

@@ -13,6 +13,10 @@ use serde::{
 use serde_json::{Map, Value};
 use wildmatch::WildMatch;
 
+pub mod allowed;
+
+pub use allowed::Allowed;
+
 use crate::api::ServiceMetadata;
 
 /// The default of [`ReconcilerConfig::cloud_init_label`].
@@ -111,8 +115,9 @@ pub struct ReconcilerConfig {
     pub runner_image: Option<String>,
     /// The default of `spec.loggingProperties`.
     pub logging_properties: Option<String>,
-    /// The images that contain a legacy runner, the one of the VM-Operator in Java. Not in the original operator.
-    pub legacy_runner_images: Images,
+    /// What VMs may get beside a VM. Not in the original operator.
+    #[serde(flatten)]
+    pub allowed: Allowed,
     /// The label that a Secret or ConfigMap must have to be mounted as a VM's cloud-init data; empty: none. Not in the original operator.
     pub cloud_init_label: String,
     /// When the kubelet pulls that image. Not in the original operator.
@@ -121,6 +126,20 @@ pub struct ReconcilerConfig {
     pub template_values: Map<String, Value>,
     /// The kinds of objects that templates may make. Not in the original operator.
     pub allowed_kinds: Kinds,
+}
+
+/// The registry of the runner's image if neither the VM nor the manager names one. The programs of a release have its registry built in.
+const REGISTRY: &str = match option_env!("VM_OPERATOR_REGISTRY") {
+    Some(registry) => registry,
+    None => "localhost",
+};
+
+impl ReconcilerConfig {
+    /// The runner's image for VMs that do not name one.
+    pub fn own_image(&self) -> String {
+        let built_in = || format!("{REGISTRY}/vm-runner:{}", env!("CARGO_PKG_VERSION"));
+        self.runner_image.clone().unwrap_or_else(built_in)
+    }
 }
 
 impl Default for ReconcilerConfig {
@@ -138,7 +157,7 @@ impl Default for ReconcilerConfig {
             ram_overcommit: 1.25,
             runner_image: None,
             logging_properties: None,
-            legacy_runner_images: Images::default(),
+            allowed: Allowed::default(),
             cloud_init_label: CLOUD_INIT_LABEL.to_owned(),
             runner_image_pull_policy: None,
             template_values: Map::new(),
@@ -154,7 +173,7 @@ impl ReconcilerConfig {
         // Without `..`: of each field it is decided whether it is a limit.
         let Self {
             cd_folders,
-            legacy_runner_images,
+            allowed,
             cloud_init_label,
             allowed_kinds,
             runner_data_pvc: _,
@@ -171,7 +190,7 @@ impl ReconcilerConfig {
             runner_image_pull_policy: _,
             template_values: _,
         } = other.clone();
-        Self { cd_folders, legacy_runner_images, cloud_init_label, allowed_kinds, ..self.clone() }
+        Self { cd_folders, allowed, cloud_init_label, allowed_kinds, ..self.clone() }
     }
 
     /// The keys whose values differ, as paths such as `templateValues.size`.
@@ -206,45 +225,6 @@ fn camel_case(name: &str) -> String {
         let (begin, rest) = word.split_at(word.len().min(1));
         text + &begin.to_uppercase() + rest
     })
-}
-
-/// Container images, each as a repository without tag and digest, or as its last part, in any registry; `*` stands for any text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Vec<String>", into = "Vec<String>")]
-pub struct Images(Vec<WildMatch>);
-
-impl From<Vec<String>> for Images {
-    fn from(repositories: Vec<String>) -> Self {
-        Self(repositories.iter().map(|repository| WildMatch::new(repository)).collect())
-    }
-}
-
-impl From<Images> for Vec<String> {
-    fn from(Images(patterns): Images) -> Self {
-        patterns.iter().map(WildMatch::to_string).collect()
-    }
-}
-
-impl Default for Images {
-    /// The images of the VM-Operator in Java, in any registry.
-    fn default() -> Self {
-        vec!["org.jdrupes.vmoperator.runner.qemu-*".to_owned()].into()
-    }
-}
-
-impl Images {
-    /// Whether the list contains the image with that reference (`REPOSITORY[:TAG][@DIGEST]`).
-    pub fn contain(&self, reference: &str) -> bool {
-        let name = reference.split_once('@').map_or(reference, |(name, _)| name);
-        // A colon before the last slash is that of the registry's port.
-        let repository = match name.rsplit_once(':') {
-            Some((repository, tag)) if !tag.contains('/') => repository,
-            _ => name,
-        };
-        let last_part = repository.rsplit('/').next().unwrap_or_default();
-        let is_whole = |pattern: &WildMatch| pattern.to_string().contains('/');
-        self.0.iter().any(|pattern| pattern.matches(if is_whole(pattern) { repository } else { last_part }))
-    }
 }
 
 /// Kinds of objects, each as `Kind` or `Kind.group`; `*` stands for any text.
@@ -433,6 +413,7 @@ impl Config {
     /// Reads the value of a key. Its errors have the position in the file.
     fn take<'de, A: MapAccess<'de>>(&mut self, path: &str, key: &str, map: &mut A) -> Result<(), A::Error> {
         let reconciler = &mut self.reconciler;
+        let allowed = &mut reconciler.allowed;
         match (path, key) {
             ("/Manager/Controller", "namespace") => self.namespace = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerDataPvc") => {
@@ -466,9 +447,25 @@ impl Config {
             ("/Manager/Controller/Reconciler", "loggingProperties") => {
                 reconciler.logging_properties = map.next_value()?
             }
-            ("/Manager/Controller/Reconciler", "legacyRunnerImages") => {
-                reconciler.legacy_runner_images = map.next_value()?;
+            ("/Manager/Controller/Reconciler", "networks") => {
+                allowed.networks = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
+            ("/Manager/Controller/Reconciler", "claims") => {
+                allowed.claims = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "services") => {
+                allowed.services = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "runnerImages") => allowed.runner_images = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "legacyRunnerImages") => {
+                allowed.legacy_runner_images = map.next_value()?;
+            }
+            ("/Manager/Controller/Reconciler", "nodeNames") => allowed.node_names = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "affinityNamespaces") => {
+                allowed.affinity_namespaces = map.next_value()?;
+            }
+            ("/Manager/Controller/Reconciler", "extendedResources") => allowed.extended_resources = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "podLabels") => allowed.pod_labels = map.next_value()?,
             // The former name is of the time when only Secrets needed it.
             ("/Manager/Controller/Reconciler", "cloudInitLabel" | "cloudInitSecretLabel") => {
                 reconciler.cloud_init_label = map.next_value()?;

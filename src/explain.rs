@@ -385,6 +385,7 @@ pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -
     let todo = match cause {
         Cause::TemplateError => "mend the template, or the value that it stumbles over".into(),
         Cause::InvalidSpec => "correct that field of the VM".into(),
+        Cause::NotAllowed => "take that out of the VM, or ask an administrator to add it to the list".into(),
         Cause::NameTaken => "rename the VM, or delete the other object if nobody needs it".into(),
         Cause::StorageFull => "make space, or let the storage grow; the guest then goes on by itself".into(),
         Cause::NetworkLost | Cause::TpmLost => {

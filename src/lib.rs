@@ -15,6 +15,8 @@
 
 // Pure: no async, no client, no clock, no randomness.
 #[deny(clippy::disallowed_methods)]
+pub mod allowed;
+#[deny(clippy::disallowed_methods)]
 pub mod api;
 #[deny(clippy::disallowed_methods)]
 pub mod assignment;

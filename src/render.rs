@@ -49,7 +49,7 @@ use std::{
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
-use crate::{api::VirtualMachine, claims, config::ReconcilerConfig, object::Rendered, observed::Observed};
+use crate::{allowed, api::VirtualMachine, claims, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
 pub use context::{RandomInput, RelayIdentity, needs_relay_identity};
 pub use error::TemplateError;
@@ -85,6 +85,10 @@ pub fn render(
 ) -> Result<Vec<Rendered>, TemplateError> {
     if let Some(invalid) = &vm.spec.invalid {
         return Err(TemplateError::refused("(spec)", &invalid.message));
+    }
+    let not_allowed = allowed::refusals(vm, config);
+    if let (Some(first), Some(message)) = (not_allowed.first(), allowed::message(&not_allowed)) {
+        return Err(TemplateError::not_allowed(&first.field, message));
     }
     // One VM must not end the manager. Nothing that a panic may have left half done is used afterwards.
     let rendered = catch_unwind(AssertUnwindSafe(|| render_valid(vm, observed, config, random, templates)));

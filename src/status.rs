@@ -403,6 +403,12 @@ fn templates_valid(reconciled: &Reconciled<'_>) -> NewCondition {
 fn not_rendered(reconciled: &Reconciled<'_>, error: &TemplateError) -> Problem {
     match (&reconciled.vm.spec.invalid, reconciled.source.refused) {
         (Some(invalid), _) => Problem::new(Reason::InvalidSpec, &invalid.message),
+        (None, _) if error.not_allowed => {
+            let guests = Guests::new(reconciled.vm, reconciled.observed);
+            let runs = guests.pod().is_some_and(|pod| pod.deleting.is_none());
+            let end = if runs { ". The guest goes on as it was started; it will not be started again" } else { "" };
+            Problem::new(Reason::NotAllowed, format!("{}{end}", error.message))
+        }
         // Who has just corrected the templates looks for what is wrong now, not for what they have corrected.
         (None, Some(newer)) if newer != error => Problem::new(
             Reason::TemplateError,

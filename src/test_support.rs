@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{VirtualMachine, stored},
-    config::ReconcilerConfig,
+    config::{Allowed, ReconcilerConfig},
     object::Rendered,
     observed::{Object, Observed},
     ownership::OBJECT_MANAGER,
@@ -65,7 +65,14 @@ pub(crate) fn set_by(operation: &str, vm: &mut Value) {
 /// The VM's objects as the built-in templates render them.
 pub(crate) fn rendered(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
-    render(vm, observed, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap()
+    render(vm, observed, &allowing(), &random, &TemplateSet::builtin().unwrap()).unwrap()
+}
+
+/// A configuration that allows VMs everything, also the images of a legacy runner.
+pub(crate) fn allowing() -> ReconcilerConfig {
+    let legacy_runner_images = vec!["ghcr.io/mnlipp/*".to_owned()].try_into().unwrap();
+    let allowed = Allowed { legacy_runner_images, ..Allowed::everything() };
+    ReconcilerConfig { allowed, ..ReconcilerConfig::default() }
 }
 
 /// An empty cluster.

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, StoredVm, VirtualMachine, crd::crds, stored},
-    config::ReconcilerConfig,
+    config::{Allowed, ReconcilerConfig},
     object::Rendered,
     observed::{Object, Observed},
     plan::{Action, plan},
@@ -30,6 +30,13 @@ use status_schema::StatusSchema;
 /// What a client can't change, or what is not the VM's any more with another value.
 const FIXED: [&str; 6] =
     ["/apiVersion", "/kind", "/metadata", "/metadata/name", "/metadata/uid", "/metadata/managedFields"];
+
+/// A configuration that allows VMs what they have, also the images of the VM-Operator in Java.
+fn allowing() -> ReconcilerConfig {
+    let legacy_runner_images = vec!["registry.mnl.de/*".to_owned(), "ghcr.io/mnlipp/*".to_owned()].try_into().unwrap();
+    let allowed = Allowed { legacy_runner_images, ..Allowed::everything() };
+    ReconcilerConfig { allowed, ..ReconcilerConfig::default() }
+}
 
 fn base_vms() -> Vec<Value> {
     let documents = serde_yaml::Deserializer::from_str(include_str!("predecessor/release-4-vms.yaml"));
@@ -101,7 +108,7 @@ fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
 
 fn rendered(vm: &VirtualMachine, observed: &Observed, set: &TemplateSet) -> Result<Vec<Rendered>, TemplateError> {
     let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
-    render(vm, observed, &ReconcilerConfig::default(), &random, set)
+    render(vm, observed, &allowing(), &random, set)
 }
 
 /// The objects of a VM, as if the manager had made them.

@@ -341,12 +341,12 @@ fn round(seed: u64) -> Became {
     let vm = writer.machine();
     if seed.is_multiple_of(16) {
         let sources = Sources { base: files.clone(), ..Sources::default() };
-        lint(&sources, std::slice::from_ref(&vm), &ReconcilerConfig::default());
+        lint(&sources, std::slice::from_ref(&vm), &check::example_config());
     }
     let Ok(set) = TemplateSet::layered(&files, None) else { return Became::NotCompiled };
     let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
     let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
-    match render(&vm, &observed, &ReconcilerConfig::default(), &random, &set) {
+    match render(&vm, &observed, &check::example_config(), &random, &set) {
         Ok(objects) => {
             holds_the_rails(&vm, &objects);
             Became::Objects

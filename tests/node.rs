@@ -59,12 +59,36 @@ fn images() -> Vec<PathBuf> {
     archives
 }
 
-/// The quickstart in a namespace of the test's own.
+/// Lines of a configuration: what an administrator has allowed for the VMs of these tests.
+const ALLOWED: &str = r#""/Manager/Controller/Reconciler":
+  networks: {bridges: [pods]}
+  podLabels: [test, tier]
+  nodeNames: [nowhere]
+  runnerImages: ["registry.nowhere.invalid/*", "LOCALHOST/*"]
+  extendedResources: ["example.org/*"]
+  claims: {dataSources: ["PersistentVolumeClaim/*"], volumeNames: ["*"]}
+"#;
+
+/// The manager's configuration with these lines, and [`ALLOWED`].
+fn configuration(lines: &str) -> String {
+    let config = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" },
+        "data": { "config.yaml": format!("{ALLOWED}{lines}") },
+    });
+    config.to_string()
+}
+
+/// The quickstart in a namespace of the test's own. The policy for VMs would hold for the namespaces of all tests.
 fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/quickstart");
     let manifests = cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
-    let quickstart: String = manifests.replace("vmop-demo", namespace.name());
+    let manifests: Vec<&str> =
+        manifests.split("\n---\n").filter(|text| !text.contains("name: vms.vmoperator.jdrupes.org")).collect();
+    let quickstart: String = manifests.join("\n---\n").replace("vmop-demo", namespace.name());
     namespace.apply(&quickstart);
+    if namespace.kubectl(&["get", "configmap", "vm-operator", "--ignore-not-found"]).is_empty() {
+        namespace.apply(&configuration(""));
+    }
     namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
     namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=600s"]);
 }
@@ -450,10 +474,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = "/usr/bin/qemu-img".into();
     namespace.apply(&manifest.to_string());
     let config = "/Manager:\n  /Controller:\n    /Reconciler:\n      cdFolders: [/usr/bin]\n";
-    let config = serde_json::json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": config },
-    });
-    namespace.apply(&config.to_string());
+    namespace.apply(&configuration(config));
     eventually("the CD", LIMIT, async || {
         let open = namespace.kubectl(&["exec", "demo", "--", "sh", "-c", "ls -l /proc/[0-9]*/fd"]);
         open.contains("/usr/bin/qemu-img").then_some(())
@@ -602,8 +623,8 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     for profile in ["Localhost", "Unconfined"] {
         if profile == "Unconfined" {
             cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}-")]);
-            let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}";
-            namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
+            let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}\n";
+            namespace.apply(&configuration(config));
             // A new Pod has the configuration at once.
             namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
             namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);

@@ -87,6 +87,7 @@ reasons! {
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered, so nothing shows whether the VM is as its newest spec wants it. The message has file, line and column.";
     InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";
+    NotAllowed, "Ready=False, TemplatesValid=False, event", Warning, "The VM has a part that reaches further than a VM, such as a network of the node or an image of its own, and no administrator has allowed that. The message has the field, its value and the list of the configuration. Nothing is applied for the VM; what runs goes on, and is not started again.";
     Rendered, "TemplatesValid=True", Fine, "The templates render this VM.";
     NewerRefused, "TemplatesValid=True", Fine, "The templates in use render this VM, but newer ones are not used. The message explains why.";
     ConfigurationRefused, "TemplatesValid=True, event", Warning, "The manager's newest configuration is not used, because VMs that are rendered now would not be. The message names its keys; the event is that of the VM with which it was seen.";
@@ -172,6 +173,7 @@ impl Reason {
                 | Self::InvalidSpec
                 | Self::NameTaken
                 | Self::NetworkLost
+                | Self::NotAllowed
                 | Self::NodeNotResponding
                 | Self::PodNotRemoved
                 | Self::RunnerFailed

@@ -81,6 +81,12 @@ pub(super) fn nullable_texts(_: &mut SchemaGenerator) -> Schema {
 /// A claim's spec. The schema checks the fields that the manager reads; the API server checks the rest.
 pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
     let resources = resource_list(generator);
+    let text = json!({ "type": "string", "maxLength": 253 });
+    let source = json!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "properties": { "apiGroup": text, "kind": text, "name": text, "namespace": text },
+    });
     json_schema!({
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,
@@ -91,7 +97,10 @@ pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
                 "items": { "type": "string", "enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"] },
             },
             "volumeMode": { "type": "string", "enum": ["Block", "Filesystem"] },
-            "storageClassName": { "type": "string", "maxLength": 253 },
+            "storageClassName": text,
+            "volumeName": text,
+            "dataSource": source,
+            "dataSourceRef": source,
             "resources": {
                 "type": "object",
                 "x-kubernetes-preserve-unknown-fields": true,

@@ -127,6 +127,8 @@ pub(super) async fn check(folder: &Path, options: &CheckOptions, is_named_set: b
             if !is_configured {
                 config.load_balancer_service = check::example_config().load_balancer_service;
             }
+            // What VMs may have is no question of the templates.
+            config.allowed = check::example_config().allowed;
             check::examples()
         }
     };

@@ -30,10 +30,11 @@ use super::{
     vms::{FoundVm, Selection},
 };
 use crate::{
+    allowed::{self, Refusal},
     api::VmPool,
     config::Config,
     discovery::Resources,
-    exchange::takeover::{Finding, Surroundings, findings},
+    exchange::takeover::{self, Finding, Surroundings, findings},
     object::{COMPONENT_LABEL, CONFIG_MAP, DISPLAY_SECRET, MANAGED_BY},
     plan::effect::{Class, Effect},
     render::context::IMAGE_REPOSITORY_CLAIM,
@@ -115,7 +116,14 @@ async fn check(options: &Options) -> Result<Report, Failure> {
     };
     let found = selection.find().await?;
     let (client, namespace) = (&found.cluster.client, &found.cluster.namespace);
-    let (change, side) = (Change::read(&[], None)?, Side::installed(client, namespace).await?);
+    let (change, mut side) = (Change::read(&[], None)?, Side::installed(client, namespace).await?);
+    let needed: Vec<(String, Vec<Refusal>)> =
+        found.vms.iter().map(|found| (found.vm.name_any(), allowed::refusals(&found.vm, &side.config))).collect();
+    let permissions = takeover::permissions(&side.config.allowed, &needed);
+    // The rest is what happens when an administrator has allowed that.
+    for (_, refusals) in &needed {
+        side.config.allowed = allowed::extended(&side.config.allowed, refusals);
+    }
     let (resources, lists) = (Resources::new(client.clone()), Lists::of_all());
     let around = surroundings(client, namespace).await;
     let mut vms = Vec::new();
@@ -136,7 +144,8 @@ async fn check(options: &Options) -> Result<Report, Failure> {
         };
         vms.push(Checked { name: report.name, result, effect: report.effect, findings, notes: report.notes });
     }
-    let findings = of_namespace(client, namespace).await;
+    let mut findings = of_namespace(client, namespace).await;
+    findings.extend(permissions);
     Ok(Report { namespace: namespace.clone(), findings, vms, verbose: options.verbose })
 }
 

@@ -1,4 +1,4 @@
-use super::*;
+use super::{allowed::Images, *};
 
 #[test]
 fn the_documented_file_is_read() {
@@ -75,18 +75,26 @@ fn the_file_of_the_original_operator_is_read_with_all_its_keys() {
 
 #[test]
 fn legacy_runners_are_known_by_the_repository_of_their_image() {
-    let default = Images::default();
+    let images = |entry: &str| Images::try_from(vec![entry.to_owned()]);
+    let listed = images("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-*").unwrap();
     for (reference, expected) in [
         ("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest", true),
-        ("registry.example.org:5000/a/b/org.jdrupes.vmoperator.runner.qemu-alpine", true),
-        ("org.jdrupes.vmoperator.runner.qemu-arch:4.0.3@sha256:00", true),
-        ("ghcr.io/org.jdrupes.vmoperator.runner.qemu-arch/vm-runner:1", false),
+        ("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:4.0.3@sha256:00", true),
+        ("evil.example.org/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest", false),
+        ("evil.example.org/ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch", false),
+        ("ghcr.io.evil.example.org/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch", false),
+        ("org.jdrupes.vmoperator.runner.qemu-arch", false),
         ("localhost/vm-runner:0.1.0", false),
-        ("example.org/my.org.jdrupes.vmoperator.runner.qemu-arch", false),
     ] {
-        assert_eq!(default.contain(reference), expected, "{reference}");
+        assert_eq!(listed.contain(reference), expected, "{reference}");
+        assert!(!Images::default().contain(reference), "{reference}");
     }
-    let own = Images::from(vec!["mirror.example.org:5000/java-runner".to_owned()]);
+    for wrong in
+        ["org.jdrupes.vmoperator.runner.qemu-*", "*/runner", "*.example.org/runner", "/runner", "example.org/", ""]
+    {
+        assert!(images(wrong).unwrap_err().contains("does not name registry and path"), "{wrong}");
+    }
+    let own = images("mirror.example.org:5000/java-runner").unwrap();
     assert!(own.contain("mirror.example.org:5000/java-runner:4"));
     assert!(!own.contain("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest"));
 }
@@ -157,4 +165,41 @@ fn keys_of_other_components_are_collected_and_not_refused() {
         config.unknown,
         ["/Manager/GuiHttpServer: port", "/Manager/GuiHttpServer/Deep: a", ": loggingProperties"]
     );
+}
+
+#[test]
+fn what_vms_may_have_is_read_and_nothing_by_default() {
+    let read = |text: &str| Config::parse(&format!("/Manager:\n  /Controller:\n    /Reconciler: {text}\n"));
+    let config = read(
+        "{networks: {bridges: [br0, 'vlan*'], displayPorts: [7000, 7100-7110], cdUrls: ['https://cd.example.org/*']}, nodeNames: [n1], \
+         runnerImages: [registry.example.org/runner], legacyRunnerImages: [ghcr.io/a/b], podLabels: [team], affinityNamespaces: ['*'], \
+         extendedResources: [nvidia.com/*], services: {labels: [l], annotations: [a]}, \
+         claims: {dataSources: ['PersistentVolumeClaim/golden-*'], volumeNames: [v], annotations: [x], labels: [y], other: 1}}",
+    )
+    .unwrap();
+    assert_eq!(config.unknown, ["/Manager/Controller/Reconciler: claims.other"]);
+    let allowed = config.reconciler.allowed;
+    assert!(allowed.networks.bridges.contain("vlan7") && !allowed.networks.bridges.contain("br1"));
+    let ports = [(7000, true), (7001, false), (7105, true), (5900, true), (5799, false), (10250, false)];
+    for (port, expected) in ports {
+        assert_eq!(allowed.networks.display_ports.contain(port), expected, "{port}");
+    }
+    assert!(allowed.claims.data_sources.contain("PersistentVolumeClaim/golden-1"));
+    assert!(!allowed.claims.data_sources.contain("other:PersistentVolumeClaim/golden-1"));
+    assert!(allowed.affinity_namespaces.contain_everything() && !allowed.claims.volume_names.contain_everything());
+    // The process that renders templates gets it as JSON.
+    let text = serde_json::to_string(&allowed).unwrap();
+    assert_eq!(serde_json::from_str::<Allowed>(&text).unwrap(), allowed);
+    let empty = Config::default().reconciler.allowed;
+    assert!(
+        !empty.networks.bridges.contain("br0") && !empty.pod_labels.contain("team") && !empty.claims.labels.contain("")
+    );
+    for (wrong, message) in [
+        ("{networks: {displayPorts: [high]}}", "a range such as"),
+        ("{legacyRunnerImages: ['org.jdrupes.vmoperator.runner.qemu-*']}", "does not name registry and path"),
+        ("{networks: {bridges: br0}}", "invalid type"),
+    ] {
+        let error = read(wrong).unwrap_err();
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains(message), "{error:?}");
+    }
 }

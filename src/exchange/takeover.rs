@@ -3,15 +3,17 @@
 //! What the manager does to the objects is its plan ([`plan::effect`](crate::plan::effect)); here is what no plan shows: what waits in
 //! the spec, in Secrets and in claims for the day on which the VM gets our runner.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
 
 use crate::{
-    api::VirtualMachine,
+    allowed::{List, Refusal, Rule, extended, lines},
+    api::{Image, VirtualMachine},
     claims,
+    config::Allowed,
     object::Rendered,
     observed::Observed,
     render::context::{IMAGE_REPOSITORY_CLAIM, LEGACY_SERVICE_ACCOUNT},
@@ -60,6 +62,35 @@ pub fn findings(
     found.found
 }
 
+/// What an administrator must allow, so that the VMs of a namespace go on: lines of the configuration, and which VM needs which. `None`: nothing.
+pub fn permissions(allowed: &Allowed, needed: &[(String, Vec<Refusal>)]) -> Option<Finding> {
+    let mut vms: BTreeMap<(List, &str), Vec<&str>> = BTreeMap::new();
+    let mut after = allowed.clone();
+    for (vm, refusals) in needed {
+        after = extended(&after, refusals);
+        for refusal in refusals {
+            if let Rule::List(list) = refusal.rule {
+                let names = vms.entry((list, &refusal.value)).or_default();
+                if names.last() != Some(&vm.as_str()) {
+                    names.push(vm);
+                }
+            }
+        }
+    }
+    if vms.is_empty() {
+        return None;
+    }
+    let mut text = String::from(
+        "the configuration does not allow all that the VMs have. Without these lines at the end of config.yaml they go on, and are not started \
+         again; allow no more than you want:\n",
+    );
+    text += &lines(allowed, &after);
+    for ((list, value), names) in vms {
+        text += &format!("# {list} {value}: {}\n", names.join(", "));
+    }
+    Some(Finding { needs_attention: true, text: text.trim_end().to_owned() })
+}
+
 struct Findings<'a> {
     vm: &'a VirtualMachine,
     observed: &'a Observed,
@@ -80,22 +111,14 @@ impl Findings<'_> {
         let spec = &self.vm.spec;
         let pod = self.rendered.iter().find(|object| object.key.is_pod());
         let is_legacy = pod.is_some_and(|pod| pod.value["spec"]["serviceAccountName"] == LEGACY_SERVICE_ACCOUNT);
-        let image = spec.image.as_ref().map(|image| {
-            let version = image.version.iter().map(|version| format!(":{version}")).collect::<String>();
-            let path = format!(
-                "{}/{}{version}",
-                image.repository.as_deref().unwrap_or_default(),
-                image.path.as_deref().unwrap_or_default()
-            );
-            image.source.clone().unwrap_or(path)
-        });
+        let image = spec.image.as_ref().and_then(Image::reference);
         match (image, is_legacy) {
             (Some(image), true) => {
                 self.note(format!("it goes on with the runner of the VM-Operator, {image}; without spec.image it gets ours at its next start"));
             }
             (Some(image), false) => self.attention(format!(
-                "the image {image} is not known as a runner of the VM-Operator: if it is a copy of one, list it in the configuration as \
-                 legacyRunnerImages before the manager starts"
+                "the image {image} is no runner of the VM-Operator that the configuration lists: if it is a copy of one, list it as \
+                 legacyRunnerImages, and not as runnerImages, before the manager starts"
             )),
             (None, _) => self.note("it gets our runner at its next start: see \"The guest with our image\" in docs/takeover.md".into()),
         }
@@ -221,7 +244,7 @@ mod tests {
             (
                 |vm| vm["spec"]["image"] = json!({ "repository": "own", "path": "runner" }),
                 true,
-                "the image own/runner is not known",
+                "the image own/runner is no runner of the VM-Operator that the configuration lists",
             ),
             (|_| (), false, "it gets our runner"),
             (

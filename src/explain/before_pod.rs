@@ -235,6 +235,7 @@ pub(super) fn template(facts: &Facts) -> Option<Finding> {
     let cause = |reason| match reason {
         Reason::TemplateError => Some(Cause::TemplateError),
         Reason::InvalidSpec => Some(Cause::InvalidSpec),
+        Reason::NotAllowed => Some(Cause::NotAllowed),
         _ => None,
     };
     let valid = facts.condition(TEMPLATES_VALID).filter(|it| it.status == "False" && facts.is_observed());

@@ -96,6 +96,7 @@ causes! {
     NotManaged, Manager, "a manager works, and has not taken the VM: it does not watch the namespace";
     StatusRefused, Manager, "the API server refuses the VM's status";
     InvalidSpec, Template, "a stored field can't be read";
+    NotAllowed, Template, "the VM has a part that no administrator has allowed: a list of the manager's configuration lacks it";
     TemplateError, Template, "a template can't be rendered";
     NamespaceTerminating, Server, "the namespace is being deleted";
     NameTaken, Server, "an object of a needed name belongs to somebody else";

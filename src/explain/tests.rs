@@ -267,6 +267,7 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ManagerStopped, |f| { own_manager(f); f["deployments"][1]["spec"]["replicas"] = json!(0); }, "Deployment orchard/vm-operator of the manager wants no Pod"),
     (Cause::ManagerSilent, |f| { own_manager(f); f["deployments"].as_array_mut().unwrap().pop(); }, "no manager renews its Lease, so generation 4 of the spec is not taken (since 2027-01-15T06:30:00Z)"),
     (Cause::InvalidSpec, |f| ready(f, "False", "InvalidSpec", "spec.vm.maximumCpus: no number"), "spec.vm.maximumCpus: no number"),
+    (Cause::NotAllowed, |f| ready(f, "False", "NotAllowed", "spec.nodeName: \"n1\" is not allowed here"), "spec.nodeName: \"n1\" is not allowed here (since 2027-01-15T06:00:00Z) -> take that out of the VM"),
     (Cause::TemplateError, |f| ready(f, "False", "TemplateError", "pod.yaml.j2:3:14: undefined value"), "pod.yaml.j2:3:14: undefined value (since 2027-01-15T06:00:00Z) ->"),
     (Cause::NamespaceTerminating, |f| { f["namespace"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "the namespace orchard is being deleted"),
     (Cause::NameTaken, |f| ready(f, "False", "NameTaken", "Pod apple exists"), "Pod apple exists"),

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus},
-    config::{LoadBalancerService, ReconcilerConfig},
+    config::{Allowed, LoadBalancerService, ReconcilerConfig},
     object::{CONTAINER_NAME, Lifetime, ObjectKey, Rendered, Update},
     observed::Observed,
 };
@@ -145,6 +145,8 @@ pub fn check_change(
                 }
                 continue;
             }
+            // No set can help that.
+            Err(error) if error.not_allowed => continue,
             // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(refusal(&vm, error)),
@@ -292,9 +294,13 @@ pub fn examples() -> Vec<VirtualMachine> {
     documents.filter_map(|document| Deserialize::deserialize(document).ok()).collect()
 }
 
-/// The configuration for the examples: the default one, but VMs have a Service.
+/// The configuration for the examples: the default one, but VMs have a Service, and everything is allowed.
 pub fn example_config() -> ReconcilerConfig {
-    ReconcilerConfig { load_balancer_service: LoadBalancerService::Enabled(true), ..ReconcilerConfig::default() }
+    ReconcilerConfig {
+        load_balancer_service: LoadBalancerService::Enabled(true),
+        allowed: Allowed::everything(),
+        ..ReconcilerConfig::default()
+    }
 }
 
 /// The kinds of objects that a set makes of the examples.
@@ -524,7 +530,7 @@ mod tests {
     fn every_example_can_be_read_and_rendered() {
         assert_eq!(examples().len(), include_str!("examples.yaml").matches("\nkind: VirtualMachine").count());
         let vms = examples().into_iter().map(|vm| (vm, nothing()));
-        assert_eq!(check(Some(&set(&[])), &set(&[]), vms, &ReconcilerConfig::default()).unwrap().vms, 2);
+        assert_eq!(check(Some(&set(&[])), &set(&[]), vms, &example_config()).unwrap().vms, 2);
     }
 
     #[test]

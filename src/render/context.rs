@@ -15,7 +15,7 @@
 //! | `relay` | `secret`: the name of the Secret of the relay, or `none` if there is no relay; for a new one `certificate`, `key` and `token` |
 //! | `displaySecret` | `name` of the display secret, or `none`; `version`: changes when somebody changes its content; `generate`: whether the operator makes it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the VM (the operator sets them in any case) |
-//! | `podLabels` | those, and the VM's own labels without those of other tools |
+//! | `podLabels` | those, and of the VM's own labels those whose keys the manager's configuration allows (`podLabels`), without those of other tools |
 //! | `values` | the values of the template set, over them the manager's `templateValues`, over those `spec.templateValues` |
 //! | `config` | the manager's configuration: `runnerDataPvc.storageClassName`; `nodeDevices.kvm` and `.machine` (or `none`): the resources of devices; `passt.seccompProfile` and `.appArmorProfile` (or `none`) |
 //! | `imageRepositoryClaim` | the claim with CD images that the Pod mounts, or `none` |
@@ -174,7 +174,7 @@ pub(super) fn build(
         vm.spec.cloud_init.as_ref().zip(section.as_ref()).map(|(data, section)| CloudInitFiles::of(data, section));
     let mut cloud_init = files.transpose()?;
     let image = RunnerImage::of(vm, config);
-    let reader = Reader::of(observed, &config.legacy_runner_images, image.legacy);
+    let reader = Reader::of(observed, &config.allowed.legacy_runner_images, image.legacy);
     let with =
         |section| ConfigFile { runner: runner_config(vm, disks::drives(&disks), section, config.cd_folders.clone()) };
     if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
@@ -213,7 +213,7 @@ pub(super) fn build(
             "token": random.relay.token,
         }),
         labels: labels(&name),
-        pod_labels: pod_labels(vm),
+        pod_labels: pod_labels(vm, config),
         values,
         config: json!({
             "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
@@ -227,9 +227,12 @@ pub(super) fn build(
     })
 }
 
-fn pod_labels(vm: &VirtualMachine) -> BTreeMap<String, String> {
+/// Of the VM's own labels those that an administrator allows: a label can make the Pod an endpoint of another's Service, or take it out of a
+/// NetworkPolicy.
+fn pod_labels(vm: &VirtualMachine, config: &ReconcilerConfig) -> BTreeMap<String, String> {
     let is_for_tool = |label: &str| TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix));
-    let own = vm.labels().iter().filter(|(label, _)| !is_for_tool(label));
+    let is_copied = |label: &str| config.allowed.pod_labels.contain(label) && !is_for_tool(label);
+    let own = vm.labels().iter().filter(|(label, _)| is_copied(label));
     own.map(|(label, value)| (label.clone(), value.clone())).chain(labels(&vm.name_any())).collect()
 }
 

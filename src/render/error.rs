@@ -23,6 +23,9 @@ pub struct TemplateError {
     /// Whether the values of the VM do not match the schema of the set. Then the VM may be wrong and not the set.
     #[serde(default)]
     pub of_values: bool,
+    /// Whether the VM has parts that an administrator has not allowed ([`crate::allowed`]). No set and no template is wrong then.
+    #[serde(default)]
+    pub not_allowed: bool,
     /// Whether the VM would have a Pod without the container in which QEMU runs.
     #[serde(default)]
     pub loses_runner: bool,
@@ -48,6 +51,7 @@ impl TemplateError {
             column: None,
             message: message.into(),
             of_values: false,
+            not_allowed: false,
             loses_runner: false,
             vm_field: None,
         }
@@ -61,6 +65,12 @@ impl TemplateError {
     /// Whether it is one of the configuration.
     pub fn is_of_configuration(&self) -> bool {
         self.template == CONFIGURATION
+    }
+
+    /// The VM has parts that are not allowed. `field` is the first of them.
+    pub(super) fn not_allowed(field: &str, message: String) -> Self {
+        let pointer = format!("/{}", field.replace(['.', '['], "/").replace(']', ""));
+        Self { not_allowed: true, vm_field: Some(pointer), ..Self::refused("(spec)", message) }
     }
 
     /// The error of a field of a VM, given as a JSON pointer. `template` is the file whose rule the value breaks, or the field again.

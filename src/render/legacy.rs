@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::VirtualMachine,
-    config::Images,
+    config::allowed::{Images, is_named_like_legacy},
     observed::{Object, Observed},
     runner_config::{CloudInitSection, ConfigFile},
 };
@@ -62,12 +62,9 @@ impl Reader {
         let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && !object.has_ended());
         let running = pods.find_map(|pod| Some((pod, pod.runner_container()?["image"].as_str()?)));
         match running {
-            Some((pod, image)) if images.contain(image) => {
-                if mounts_all_of_config_map(pod) {
-                    Self::LegacyPod
-                } else {
-                    Self::Legacy
-                }
+            // What runs already is no question of permission.
+            Some((pod, image)) if images.contain(image) || is_named_like_legacy(image) => {
+                if mounts_all_of_config_map(pod) { Self::LegacyPod } else { Self::Legacy }
             }
             Some(_) => Self::Ours,
             None if is_next_legacy => Self::Legacy,

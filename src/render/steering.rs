@@ -82,7 +82,7 @@ mod tests {
         config::{LoadBalancerService, ReconcilerConfig},
         object::Lifetime,
         render::{RandomInput, TemplateSet, render},
-        test_support::{nothing, vm},
+        test_support::{allowing, nothing, vm},
     };
 
     /// A template whose objects get their annotations from the VM.
@@ -101,7 +101,7 @@ mod tests {
             vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["annotations"] = steering.clone();
         });
         let load_balancer_service = LoadBalancerService::Metadata(ServiceMetadata::default());
-        let config = ReconcilerConfig { load_balancer_service, ..ReconcilerConfig::default() };
+        let config = ReconcilerConfig { load_balancer_service, ..allowing() };
         let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
         let mut with_annotation = 0;
         for object in render(&vm, &nothing(), &config, &random, &set).unwrap() {

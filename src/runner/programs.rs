@@ -79,7 +79,7 @@ const HINTS: [(&str, &str); 9] = [
     ("Failed to get \"write\" lock", "\nanother process uses the disk; a VM must run only once"),
     (
         "bridge helper failed",
-        "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
+        "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/opt/vmrunner/bridge.conf, which the VM's ConfigMap has",
     ),
     ("user namespace", UNCONFINED),
     ("Failed to sandbox process", UNCONFINED),

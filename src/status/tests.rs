@@ -18,7 +18,7 @@ use crate::{
     ownership::{STATUS_MANAGER, status_differs},
     plan::{Action, plan},
     render::{RandomInput, TemplateSet, render},
-    test_support::{applied, nothing, rendered, set_by, stopped, stored, vm},
+    test_support::{allowing, applied, nothing, rendered, set_by, stopped, stored, vm},
 };
 
 fn cluster(edit: impl FnMut(&str, &mut Value)) -> Observed {
@@ -602,7 +602,7 @@ fn what_happens_to_the_guest_is_an_event() {
 #[test]
 fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
     let refused = vm(|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }, { "pod": {} }]));
-    let (config, random) = (ReconcilerConfig::default(), RandomInput::default());
+    let (config, random) = (allowing(), RandomInput::default());
     let error = render(&refused, &nothing(), &config, &random, &TemplateSet::builtin().unwrap()).unwrap_err();
     for (vm, observed, expected) in [
         (stopped(), nothing(), "Stopped false Ready=False TemplateError"),
@@ -618,6 +618,44 @@ fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
         let ready = conditions::find(&status.conditions, READY).unwrap();
         assert_eq!(ready.observed_generation, Some(3));
         assert!(ready.message.contains("take either tap or pod"), "{}", ready.message);
+    }
+}
+
+/// What runs is not ended by a list that became shorter.
+#[test]
+fn a_vm_that_is_not_allowed_says_so_and_its_guest_goes_on() {
+    let tapped = vm(|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": { "bridge": "br7" } }]));
+    let (config, random) = (ReconcilerConfig::default(), RandomInput::default());
+    let error = render(&tapped, &nothing(), &config, &random, &TemplateSet::builtin().unwrap()).unwrap_err();
+    assert_eq!(error.vm_field.as_deref(), Some("/spec/vm/networks/0/tap/bridge"));
+    for (vm, observed, expected, end) in [
+        (
+            reported(true, |_| ()),
+            cluster(|_, _| ()),
+            "Running true Ready=False NotAllowed",
+            "it will not be started again",
+        ),
+        (
+            vm(|_| ()),
+            nothing(),
+            "Failed false Ready=False NotAllowed",
+            "networks.bridges in the manager's configuration",
+        ),
+    ] {
+        let plan = plan(&vm, &observed, None);
+        assert!(plan.steps.iter().all(Vec::is_empty), "{plan:?}");
+        let (outcome, source) = (Outcome::default(), Source::default());
+        let reconciled =
+            Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
+        let status = status(&reconciled);
+        assert_eq!(short(&json!(status)), expected);
+        let ready = conditions::find(&status.conditions, READY).unwrap();
+        assert!(
+            ready.message.starts_with("spec.vm.networks[0].tap.bridge: \"br7\" is not allowed here"),
+            "{}",
+            ready.message
+        );
+        assert!(ready.message.ends_with(end), "{}", ready.message);
     }
 }
 

@@ -54,8 +54,12 @@ mod pools;
 mod vmctl;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
+// Who may write VMs gets VMs, and nothing else: a row for each field.
+mod hostile;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.
 mod token;
+// And that of a legacy runner.
+mod legacy_token;
 // VMs of release 3.3, whose Pods a StatefulSet makes.
 mod former_releases;
 // Pod Security Standards, and Pods that wait for devices.

@@ -13,7 +13,10 @@ use vm_operator::{api::VirtualMachine, object::INSTANCE_LABEL};
 
 use crate::{
     commands::{Printed, run},
-    support::{managed_namespace::ManagedNamespace, manager::Manager},
+    support::{
+        managed_namespace::ManagedNamespace,
+        manager::{Manager, NOTHING_ELSE},
+    },
     takeover_all::{BREAKS_A_RULE, CONFIGURATION, documents, leave},
 };
 
@@ -59,10 +62,26 @@ fn texts(vm: &Value, needs_attention: bool) -> String {
     findings.map(|finding| finding["text"].as_str().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// What is said is what happens when our manager takes over.
-async fn compare_with_takeover(ns: &mut ManagedNamespace, said: &BTreeMap<String, Value>) {
+/// The lines that the command prints for the configuration, and the findings' other texts.
+fn lines(texts: Vec<String>) -> (String, Vec<String>) {
+    let (lines, others): (Vec<String>, Vec<String>) =
+        texts.into_iter().partition(|text| text.contains("\"/Manager/Controller/Reconciler\":\n"));
+    let (_, lines) =
+        lines.first().and_then(|text| text.split_once(":\n\"/Manager")).expect("lines for the configuration");
+    (format!("\"/Manager{lines}\n"), others)
+}
+
+/// Sets the configuration that the manager will have.
+async fn configure(ns: &ManagedNamespace, text: &str) {
+    let config = json!({ "data": { "config.yaml": text } });
+    ns.api::<ConfigMap>().patch("vm-operator", &PatchParams::default(), &Patch::Merge(&config)).await.unwrap();
+}
+
+/// What is said is what happens when our manager takes over, with the lines that were printed and nothing else.
+async fn compare_with_takeover(ns: &mut ManagedNamespace, said: &BTreeMap<String, Value>, lines: &str) {
     let before = versions(ns).await;
-    ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], CONFIGURATION);
+    let configuration = format!("{NOTHING_ELSE}{CONFIGURATION}{lines}");
+    ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], &configuration);
     for name in said.keys() {
         ns.vm_when(name, "seen by the manager", |vm| {
             vm.status.as_ref().is_some_and(|status| status.observed_generation == vm.metadata.generation)
@@ -94,6 +113,16 @@ async fn what_is_said_of_release_4_is_what_happens_and_planted_problems_are_name
     let before = versions(&ns).await;
     let check = run(&ns, &["migrate-check", "-o", "json"]);
     let (of_namespace, vms) = report(&check);
+    let (lines, of_namespace) = lines(of_namespace);
+    assert!(lines.contains("# networks.bridges br0: a10-tap"), "{lines}");
+    assert!(
+        lines.contains("  legacyRunnerImages: [\"") && lines.contains("org.jdrupes.vmoperator.runner.qemu-arch\""),
+        "{lines}"
+    );
+    configure(&ns, &format!("{CONFIGURATION}{lines}")).await;
+    let (after, _) = report(&run(&ns, &["migrate-check", "-o", "json"]));
+    assert_eq!(after, of_namespace, "with the lines there is nothing to allow");
+    configure(&ns, CONFIGURATION).await;
     assert_eq!(versions(&ns).await, before, "nothing is written");
     assert_eq!(vms.len(), 22);
     // Its web interface is no reason to wait.
@@ -141,7 +170,7 @@ async fn what_is_said_of_release_4_is_what_happens_and_planted_problems_are_name
     for (name, words) in [
         ("a01-running", "own.ftl.yaml is a FreeMarker template"),
         ("a02-stopped", "pools that do not exist: gone"),
-        ("a03-gss", "is not known as a runner of the VM-Operator"),
+        ("a03-gss", "is no runner of the VM-Operator that the configuration lists"),
         ("a05-disks", "a05-disks-display-secret has no password"),
     ] {
         assert_eq!(planted[name]["result"], "attention", "{name}");
@@ -149,10 +178,11 @@ async fn what_is_said_of_release_4_is_what_happens_and_planted_problems_are_name
     }
     let text = run(&ns, &["migrate-check", "-v"]);
     assert!(text.data.contains("  attention: spec.runnerTemplate.source own.ftl.yaml"), "{text:?}");
-    let config = json!({ "data": { "config.yaml": CONFIGURATION } });
-    ns.api::<ConfigMap>().patch("vm-operator", &PatchParams::default(), &Patch::Merge(&config)).await.unwrap();
-    let (_, said) = report(&run(&ns, &["migrate-check", "-o", "json"]));
-    compare_with_takeover(&mut ns, &said).await;
+    configure(&ns, CONFIGURATION).await;
+    let (of_namespace, said) = report(&run(&ns, &["migrate-check", "-o", "json"]));
+    // The planted image is one more line.
+    let (lines, _) = self::lines(of_namespace);
+    compare_with_takeover(&mut ns, &said, &lines).await;
 }
 
 #[tokio::test]
@@ -163,11 +193,16 @@ async fn what_is_said_of_release_3_3_is_what_happens() {
     let release: Vec<Value> = release.into_iter().filter(is_stored).collect();
     let mut ns = left("check-3", &release).await;
     let check = run(&ns, &["migrate-check", "-o", "json"]);
+    let (of_namespace, _) = report(&check);
+    assert_eq!(check.code, 1, "{check:?}");
+    let (lines, _) = lines(of_namespace);
+    configure(&ns, &format!("{CONFIGURATION}{lines}")).await;
+    let check = run(&ns, &["migrate-check", "-o", "json"]);
     let (_, said) = report(&check);
     assert_eq!(check.code, 0, "{check:?}");
     let notes = texts(&said["c01-run"], false);
     assert!(notes.contains("StatefulSet c01-run makes its Pod"), "{notes}");
     assert!(notes.contains("claims keep their former names: ") && notes.contains("runner-data-c01-run-0"), "{notes}");
     assert!(texts(&said["c10-never"], false).contains("claims are created"), "{}", said["c10-never"]);
-    compare_with_takeover(&mut ns, &said).await;
+    compare_with_takeover(&mut ns, &said, &lines).await;
 }

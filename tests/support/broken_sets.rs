@@ -3,9 +3,11 @@
 use k8s_openapi::jiff::Timestamp;
 use vm_operator::{
     api::VirtualMachine,
-    config::ReconcilerConfig,
     observed::Observed,
-    render::{TemplateSet, check::check},
+    render::{
+        TemplateSet,
+        check::{check, example_config},
+    },
 };
 
 /// A broken template set.
@@ -28,7 +30,7 @@ impl BrokenSet {
         let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
         let checked = TemplateSet::layered(&files, None).and_then(|set| {
             let machines = [(vm.clone(), observed)];
-            check(TemplateSet::builtin().as_ref().ok(), &set, machines, &ReconcilerConfig::default())
+            check(TemplateSet::builtin().as_ref().ok(), &set, machines, &example_config())
                 .map_err(|refusal| refusal.error)
         });
         checked.err().map(|error| error.to_string())

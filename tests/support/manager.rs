@@ -22,6 +22,7 @@ use kube::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
+use vm_operator::config::Config;
 
 use super::cluster::{Cluster, Requests, TestNamespace, eventually};
 pub use super::requests::is_about_vms;
@@ -54,6 +55,23 @@ pub async fn wait_until_quiet(cluster: &Cluster) -> Requests {
     })
     .await;
     before
+}
+
+/// In a configuration: VMs get what this text allows, and nothing else.
+pub const NOTHING_ELSE: &str = "# nothing else is allowed\n";
+
+/// A configuration that also allows VMs what its text says nothing of, for tests of other matters. A text that can't be read stays as it is.
+fn allowing(text: &str) -> String {
+    if text.starts_with(NOTHING_ELSE) || Config::parse(text).is_err() {
+        return text.to_owned();
+    }
+    let lists = r#""/Manager/Controller/Reconciler": {
+  networks: {bridges: ["*"], cdUrls: ["*"], displayPorts: ["0-65535"]}, nodeNames: ["*"], affinityNamespaces: ["*"], podLabels: ["*"],
+  extendedResources: ["*"], claims: {dataSources: ["*"], volumeNames: ["*"], annotations: ["*"], labels: ["*"]},
+  services: {annotations: ["*"], labels: ["*"]}, runnerImages: ["localhost/*", "example.org/*", "registry.example.org/*", "ghcr.io/*"],
+  legacyRunnerImages: ["ghcr.io/mnlipp/*", "registry.mnl.de/*"]}
+"#;
+    format!("{lists}{text}")
 }
 
 /// A manager. It ends when this is dropped.
@@ -101,7 +119,7 @@ impl Manager {
         let config = folder.path().join("config");
         fs::create_dir(&config).expect("a folder for the configuration");
         if let Some(text) = setup.config {
-            mount(&config, &[("config.yaml", text)]);
+            mount(&config, &[("config.yaml", &allowing(text))]);
         }
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
@@ -123,7 +141,7 @@ impl Manager {
 
     /// Changes the configuration as the kubelet does.
     pub fn change_configuration(&self, text: &str) {
-        mount(&self.folder.path().join("config"), &[("config.yaml", text)]);
+        mount(&self.folder.path().join("config"), &[("config.yaml", &allowing(text))]);
     }
 
     /// Changes the templates as the kubelet does; a name may contain folders, as the `items` of a volume may.

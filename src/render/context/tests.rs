@@ -5,11 +5,11 @@ use crate::{
     config::{DiskPvc, VolumeMode},
     observed::Object,
     ownership::OBJECT_MANAGER,
-    test_support::{applied, noon, nothing, rendered, vm},
+    test_support::{allowing, applied, noon, nothing, rendered, vm},
 };
 
 fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
-    build(vm, observed, &ReconcilerConfig::default(), &RandomInput::default(), json!({})).unwrap()
+    build(vm, observed, &allowing(), &RandomInput::default(), json!({})).unwrap()
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn the_file_on_a_volume_has_the_size_of_the_disk_as_far_as_the_volume_has_room()
 
 #[test]
 fn the_image_repository_is_mounted_where_it_is_configured_or_used() {
-    let legacy = "example.org/org.jdrupes.vmoperator.runner.qemu-arch:latest";
+    let legacy = "ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest";
     for (configured, image, cd, expected) in [
         (None, None, None, None),
         (None, None, Some(""), None),
@@ -96,7 +96,7 @@ fn the_image_repository_is_mounted_where_it_is_configured_or_used() {
                 vm["spec"]["vm"]["disks"].as_array_mut().unwrap().push(json!({ "cdrom": { "image": cd } }));
             }
         });
-        let config = ReconcilerConfig { image_repository_claim: configured.map(str::to_owned), ..Default::default() };
+        let config = ReconcilerConfig { image_repository_claim: configured.map(str::to_owned), ..allowing() };
         let context = build(&vm, &nothing(), &config, &RandomInput::default(), json!({})).unwrap();
         assert_eq!(context.image_repository_claim.as_deref(), expected, "{configured:?} {image:?} {cd:?}");
     }
@@ -127,11 +127,10 @@ fn the_mode_of_a_new_claim_is_the_disks_else_the_configurations_and_one_that_exi
 
 #[test]
 fn an_identity_is_made_only_for_a_relay_that_has_none() {
-    let config = ReconcilerConfig::default();
-    let without = ReconcilerConfig { relay: false, ..ReconcilerConfig::default() };
+    let (config, without) = (allowing(), ReconcilerConfig { relay: false, ..allowing() });
     let plain = vm(|_| ());
     let legacy = vm(|vm| {
-        vm["spec"]["image"] = json!({ "source": "example.org/org.jdrupes.vmoperator.runner.qemu-arch:latest" })
+        vm["spec"]["image"] = json!({ "source": "ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest" })
     });
     let object = json!({ "metadata": { "name": secret_name("apple") } });
     let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };

@@ -1,0 +1,210 @@
+//! What VMs may get beside a VM: lists of an administrator, which are empty by default.
+//!
+//! [`crate::allowed`] decides by them about a VM. In all lists `*` stands for any text.
+
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use wildmatch::WildMatch;
+
+/// The ports of displays in the network of a node that need no permission: those that viewers count from.
+const DISPLAY_PORTS: (u16, u16) = (5800, 5999);
+
+/// The lists, which are keys of the section `/Reconciler`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Allowed {
+    /// Networks of the nodes.
+    pub networks: AllowedNetworks,
+    /// Images beside the installation's own. An image in [`Self::legacy_runner_images`] is allowed too.
+    pub runner_images: Images,
+    /// The images that contain a legacy runner, the one of the VM-Operator in Java.
+    pub legacy_runner_images: Images,
+    /// Nodes that a VM may name in `spec.nodeName`, past the scheduler.
+    pub node_names: Patterns,
+    /// Other namespaces to whose Pods the affinity of a VM may refer.
+    pub affinity_namespaces: Patterns,
+    /// Resources beside CPUs, memory and the devices of VMs.
+    pub extended_resources: Patterns,
+    /// What claims of VMs may have.
+    pub claims: AllowedClaims,
+    /// What a VM may say of its Service.
+    pub services: AllowedServices,
+    /// The keys of a VM's own labels that its Pod gets. The others are not copied.
+    pub pod_labels: Patterns,
+}
+
+/// Networks of the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AllowedNetworks {
+    /// Bridges of the nodes.
+    pub bridges: Patterns,
+    /// URLs of CDs for VMs in the network of the node, which they reach with its addresses.
+    pub cd_urls: Patterns,
+    /// Ports of displays in the network of the node, beside 5800 to 5999.
+    pub display_ports: Ports,
+}
+
+/// What claims of VMs may have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AllowedClaims {
+    /// What a disk may be a copy of: `Kind/NAME` or `Kind.group/NAME`, in another namespace `NAMESPACE:Kind.group/NAME`.
+    pub data_sources: Patterns,
+    /// Volumes that a claim may name. `*` also lets claims select a volume, and take any that has no storage class.
+    pub volume_names: Patterns,
+    /// Keys of annotations.
+    pub annotations: Patterns,
+    /// Keys of labels.
+    pub labels: Patterns,
+}
+
+/// What a VM may say of its Service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AllowedServices {
+    /// Keys of annotations.
+    pub annotations: Patterns,
+    /// Keys of labels.
+    pub labels: Patterns,
+}
+
+/// Texts; `*` stands for any text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
+pub struct Patterns(Vec<WildMatch>);
+
+impl From<Vec<String>> for Patterns {
+    fn from(texts: Vec<String>) -> Self {
+        Self(texts.iter().map(|text| WildMatch::new(text)).collect())
+    }
+}
+
+impl From<Patterns> for Vec<String> {
+    fn from(Patterns(patterns): Patterns) -> Self {
+        patterns.iter().map(WildMatch::to_string).collect()
+    }
+}
+
+impl Patterns {
+    /// Whether the list contains the text.
+    pub fn contain(&self, text: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.matches(text))
+    }
+
+    /// Whether the list contains every text.
+    pub fn contain_everything(&self) -> bool {
+        self.0.iter().any(|pattern| pattern.to_string() == "*")
+    }
+}
+
+/// Container images, each as its registry and path, without tag and digest; `*` stands for any text, but not in the registry.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
+pub struct Images(Patterns);
+
+impl TryFrom<Vec<String>> for Images {
+    type Error = String;
+
+    fn try_from(repositories: Vec<String>) -> Result<Self, String> {
+        let names_registry = |entry: &String| {
+            entry.split_once('/').is_some_and(|(registry, path)| {
+                !registry.is_empty() && !registry.contains(['*', '?']) && !path.is_empty()
+            })
+        };
+        match repositories.iter().find(|entry| !names_registry(entry)) {
+            Some(entry) => Err(format!(
+                "{entry:?} does not name registry and path, such as registry.example.org/team/vm-runner: an image of that name could be in any \
+                 registry"
+            )),
+            None => Ok(Self(repositories.into())),
+        }
+    }
+}
+
+impl From<Images> for Vec<String> {
+    fn from(Images(patterns): Images) -> Self {
+        patterns.into()
+    }
+}
+
+impl Images {
+    /// Whether the list contains the image with that reference (`REPOSITORY[:TAG][@DIGEST]`).
+    pub fn contain(&self, reference: &str) -> bool {
+        self.0.contain(repository(reference))
+    }
+}
+
+/// Whether an image has the name of a runner of the VM-Operator in Java, in any registry. Anybody can give an image that name, so it allows
+/// nothing.
+pub fn is_named_like_legacy(reference: &str) -> bool {
+    let last_part = repository(reference).rsplit('/').next().unwrap_or_default();
+    last_part.starts_with("org.jdrupes.vmoperator.runner.qemu-")
+}
+
+/// The image of a reference without tag and digest.
+pub fn repository(reference: &str) -> &str {
+    let name = reference.split_once('@').map_or(reference, |(name, _)| name);
+    // A colon before the last slash is that of the registry's port.
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
+    }
+}
+
+/// Ports and ranges of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(into = "Vec<String>")]
+pub struct Ports(Vec<(u16, u16)>);
+
+impl Ports {
+    /// Whether a display may have the port in the network of a node.
+    pub fn contain(&self, port: u16) -> bool {
+        self.0.iter().chain([&DISPLAY_PORTS]).any(|(first, last)| (*first..=*last).contains(&port))
+    }
+}
+
+impl From<Ports> for Vec<String> {
+    fn from(Ports(ranges): Ports) -> Self {
+        ranges.iter().map(|(first, last)| format!("{first}-{last}")).collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for Ports {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a port, or a range such as \"7000-7010\"")]
+        enum Entry {
+            Port(u16),
+            Range(String),
+        }
+        let range = |entry: &Entry| match entry {
+            Entry::Port(port) => Some((*port, *port)),
+            Entry::Range(text) => {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                Some((first.parse().ok()?, last.parse().ok()?))
+            }
+        };
+        let entries = Vec::<Entry>::deserialize(deserializer)?;
+        let ranges = entries.iter().map(range).collect::<Option<Vec<_>>>();
+        ranges.map(Self).ok_or_else(|| D::Error::custom("each entry is a port, or a range such as \"7000-7010\""))
+    }
+}
+
+impl Allowed {
+    /// Nothing is refused: for VMs of whoever may do all this anyway, such as the owner of a computer without a cluster. No image counts as a
+    /// legacy runner.
+    pub fn everything() -> Self {
+        let any = || Patterns::from(vec!["*".to_owned()]);
+        Self {
+            networks: AllowedNetworks { bridges: any(), cd_urls: any(), display_ports: Ports(vec![(0, u16::MAX)]) },
+            runner_images: Images(any()),
+            legacy_runner_images: Images::default(),
+            node_names: any(),
+            affinity_namespaces: any(),
+            extended_resources: any(),
+            claims: AllowedClaims { data_sources: any(), volume_names: any(), annotations: any(), labels: any() },
+            services: AllowedServices { annotations: any(), labels: any() },
+            pod_labels: any(),
+        }
+    }
+}

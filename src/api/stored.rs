@@ -99,27 +99,25 @@ pub fn read(text: &str) -> Result<VirtualMachine, serde_json::Error> {
     Ok(vm)
 }
 
-/// Notes that somebody has set `spec.vm.state`, if it is there and nothing of the spec is recorded in the entries.
+/// Notes that somebody has set `spec.vm.state`, if it is there and nothing of the spec is recorded in the entries; or else that nobody has, because
+/// the VM is written with its default from here on.
 fn note_unrecorded_state(vm: &mut VirtualMachine, text: &str) {
     let entries = vm.metadata.managed_fields.get_or_insert_default();
     let of_spec =
         |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().is_some_and(|set| set.0.get("f:spec").is_some());
-    let has_state = || {
-        let machine = spec_text(text).and_then(|spec| fields(spec.get())?.remove("vm"));
-        let state = machine.and_then(|machine| fields(machine.get())?.remove("state"));
-        state.is_some_and(|state| !is_null(state))
-    };
-    if !entries.iter().any(of_spec) && has_state() {
-        entries.push(ManagedFieldsEntry {
-            manager: Some(BEFORE_FIRST_APPLY.into()),
-            operation: Some("Update".into()),
-            fields_v1: Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } }))),
-            ..ManagedFieldsEntry::default()
-        });
+    if entries.iter().any(of_spec) {
+        return;
     }
-    if entries.is_empty() {
-        vm.metadata.managed_fields = None;
-    }
+    let machine = spec_text(text).and_then(|spec| fields(spec.get())?.remove("vm"));
+    let state = machine.and_then(|machine| fields(machine.get())?.remove("state"));
+    let has_state = state.is_some_and(|state| !is_null(state));
+    let set = if has_state { json!({ "f:vm": { "f:state": {} } }) } else { json!({}) };
+    entries.push(ManagedFieldsEntry {
+        manager: Some(BEFORE_FIRST_APPLY.into()),
+        operation: Some("Update".into()),
+        fields_v1: Some(FieldsV1(json!({ "f:spec": set }))),
+        ..ManagedFieldsEntry::default()
+    });
 }
 
 /// How deep a JSON text nests.
@@ -311,12 +309,13 @@ mod tests {
             let vm = read(&json!({ "metadata": metadata, "spec": { "vm": machine } }).to_string()).unwrap();
             let entries = json!(vm.metadata.managed_fields);
             assert_eq!(read(&json!(vm).to_string()).unwrap().metadata.managed_fields, vm.metadata.managed_fields);
-            entries.to_string().contains(BEFORE_FIRST_APPLY)
+            entries.to_string().contains("f:state")
         };
         let of = |fields: Value| json!([{ "manager": "x", "operation": "Apply", "fieldsV1": fields }]);
         assert!(set(json!([]), json!({ "state": "Stopped" })));
         assert!(set(of(json!({ "f:status": {} })), json!({ "state": "Stopped" })), "only the status was applied since");
         assert!(!set(of(json!({ "f:spec": {} })), json!({ "state": "Stopped" })), "it is a default that nobody set");
+        assert!(!set(json!([]), json!({})) && !set(json!([]), json!({ "state": null })), "it has none");
     }
 
     #[test]

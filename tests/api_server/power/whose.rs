@@ -191,6 +191,25 @@ async fn a_vm_whose_managed_fields_are_reset_obeys_its_state() {
     }
 }
 
+/// A VM without `state` keeps its power.
+#[tokio::test]
+async fn a_vm_without_a_state_whose_managed_fields_are_reset_runs_on() {
+    let ns = ns("reset-without").await;
+    let pod = up(&ns, "apple", on_node).await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": null } } })).await;
+    ns.vm_when("apple", "unmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    let reset = json!([{ "op": "replace", "path": "/metadata/managedFields", "value": [{}] }]);
+    let reset = Patch::Json::<()>(serde_json::from_value(reset).unwrap());
+    ns.api::<VirtualMachine>().patch("apple", &PatchParams::default(), &reset).await.unwrap();
+    ns.vm_when("apple", "recorded again", |vm| {
+        vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator-status"))
+    })
+    .await;
+    ns.patch_vm("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
+    let found = ns.pod_when("apple", "labelled", |pod| pod.labels().contains_key("tier")).await;
+    assert_eq!((found.uid(), is_going(&found)), (pod.uid(), false));
+}
+
 /// What people copy of a VM's objects, and what they make with its labels.
 #[tokio::test]
 async fn objects_of_people_with_the_vms_labels_stay_theirs() {

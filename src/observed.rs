@@ -35,8 +35,20 @@ pub struct Observed {
     /// The objects that made Pods in `objects`, and the makers of these, if they are not in `objects` themselves.
     #[serde(default)]
     pub makers: Vec<Arc<Object>>,
+    /// By the UIDs of claims: the other VM to which each belongs. Those of this VM are not among them.
+    #[serde(default)]
+    pub claimants: BTreeMap<String, Claimant>,
     /// The time.
     pub now: Timestamp,
+}
+
+/// Another VM of the namespace that exists and to which a claim belongs, as the claim's note or that VM's status says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimant {
+    /// Its name.
+    pub vm: String,
+    /// Whether it uses the claim. Otherwise it did once.
+    pub uses: bool,
 }
 
 impl Observed {
@@ -47,7 +59,7 @@ impl Observed {
 
     /// A VM with these objects.
     pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
-        Self { objects, others: Vec::new(), makers: Vec::new(), now }
+        Self { objects, others: Vec::new(), makers: Vec::new(), claimants: BTreeMap::new(), now }
     }
 
     /// The object with that key.

@@ -8,7 +8,8 @@
 //! | [`FOR_USER`] from this address for this name, or [`FROM_EVERYWHERE`] for this name | the same, but one in [`PACE`] for that name; a wrong password is told "too many" |
 //! | [`FROM_ADDRESS`] from this address | is compared when its turn comes; a wrong password is told "too many" |
 //!
-//! The turn is that of whoever had the fewest attempts for this name from her address. So strangers elsewhere, however many, come after a person with her
+//! The turn is that of whoever had the fewest attempts for this name from her address in the last hours ([`TRIED`]): strangers who try slowly, because they
+//! wait for their turns, are not taken for somebody who comes for the first time. So strangers elsewhere, however many, come after a person with her
 //! right password, and those at her own address come before her only as often as they were there before.
 
 use std::{
@@ -30,6 +31,8 @@ pub(super) const FROM_EVERYWHERE: u32 = 30;
 pub(super) const FROM_DEVICE: u32 = 10;
 /// The time between two comparisons for a name for which there were too many attempts.
 pub(super) const PACE: Duration = Duration::from_secs(1);
+/// For how long an attempt counts for whose turn it is, and up to how many do.
+const TRIED: (Duration, u32) = (Duration::from_mins(10), 6);
 /// The most attempts that wait for a comparison, of all strangers together.
 pub(super) const MOST_WAITING: usize = 128;
 
@@ -94,6 +97,8 @@ pub(super) struct Attempts {
     /// What stands for a name is a number: the names are an attacker's, and may be passwords in the wrong field.
     names: RandomState,
     by_user: Recent<(IpAddr, u64)>,
+    /// The same for a longer time.
+    tried: Recent<(IpAddr, u64)>,
     by_address: Recent<IpAddr>,
     by_name: Recent<u64>,
     by_device: Recent<u64>,
@@ -105,6 +110,7 @@ impl Attempts {
         Self {
             names: RandomState::new(),
             by_user: Recent::per_minute(FOR_USER),
+            tried: Recent { period: TRIED.0, limit: TRIED.1, ends: HashMap::new() },
             by_address: Recent::per_minute(FROM_ADDRESS),
             by_name: Recent::per_minute(FROM_EVERYWHERE),
             by_device: Recent::per_minute(FROM_DEVICE),
@@ -121,15 +127,22 @@ impl Attempts {
         }
         let (from, name) = (counted(from), self.names.hash_one(user));
         let of_address = self.by_address.note(from, now);
-        let before = self.by_user.note((from, name), now);
-        let is_guessed = self.by_name.note(name, now) >= FROM_EVERYWHERE || before >= FOR_USER;
+        let before = self.tried.note((from, name), now);
+        let of_user = self.by_user.note((from, name), now);
+        let is_guessed = self.by_name.note(name, now) >= FROM_EVERYWHERE || of_user >= FOR_USER;
         let is_too_many = is_guessed || of_address >= FROM_ADDRESS;
         Standing { is_known: false, before, paced: is_guessed.then_some(name), is_too_many }
+    }
+
+    /// Somebody has signed in: what she has mistyped before does not count.
+    pub fn signed_in(&mut self, from: IpAddr, user: &str) {
+        self.tried.ends.remove(&(counted(from), self.names.hash_one(user)));
     }
 
     /// Forgets what does not count any more.
     pub fn forget(&mut self, now: Duration) {
         self.by_user.forget(now);
+        self.tried.forget(now);
         self.by_address.forget(now);
         self.by_name.forget(now);
         self.by_device.forget(now);
@@ -251,6 +264,21 @@ mod tests {
         }
         assert!(told.len() <= 41, "{told:?}");
         assert!(now - START <= 12 * PACE, "{:?}", now - START);
+    }
+
+    #[test]
+    fn strangers_who_try_slowly_come_after_a_person_who_is_new() {
+        let mut attempts = Attempts::new();
+        // Each address tries once in twenty seconds, which is less than what is too much for it.
+        let at = |second| START + Duration::from_secs(second);
+        for second in 0..600 {
+            let standing = attempts.note(address(u32::try_from(second % 20).unwrap()), "ann", None, at(second));
+            assert_eq!(standing.before == 0, second < 20, "{second}");
+        }
+        assert_eq!(attempts.note(address(77), "ann", None, at(600)).before, 0);
+        assert_eq!(attempts.note(address(77), "ann", None, at(601)).before, 1);
+        attempts.signed_in(address(77), "ann");
+        assert_eq!(attempts.note(address(77), "ann", None, at(602)).before, 0);
     }
 
     #[test]

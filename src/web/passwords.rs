@@ -212,7 +212,11 @@ impl Passwords {
             });
             if compared.await.unwrap_or(false) { Attempt::Right } else { wrong }
         };
-        timeout(PATIENCE, compare).await.unwrap_or(Attempt::TooMany)
+        let attempt = timeout(PATIENCE, compare).await.unwrap_or(Attempt::TooMany);
+        if attempt == Attempt::Right {
+            lock(&self.attempts).signed_in(from, user);
+        }
+        attempt
     }
 
     /// Forgets the attempts that do not count any more.

@@ -1,4 +1,4 @@
-//! The custom resources `VirtualMachine` and `VmPool`, which users write and read.
+//! The custom resources `VirtualMachine` and `VmPool`, which users write and read, and `VmReport`, by which runners report.
 //!
 //! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
 //! [`crd`] generates the files in `crds/` from this module. The fields of the spec are in this file, in the order in which users see them, and
@@ -22,6 +22,7 @@ pub mod network;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;
+pub mod report;
 pub mod schema;
 pub mod stats;
 pub mod status;
@@ -40,10 +41,11 @@ pub use network::{Network, PodNetwork, TapNetwork, UserNetwork};
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
+pub use report::{VmReport, VmReportSpec, VmReportStatus};
 pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, VirtualMachineStatus};
 pub use stored::{InvalidSpec, StoredVm};
 
-/// The API group of both resources.
+/// The API group of the resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";
 
 /// A virtual machine.

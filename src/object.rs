@@ -84,15 +84,6 @@ pub const UNUSED_ANNOTATION: &str = "vmoperator.jdrupes.org/unused";
 /// The UID of the VM for which the manager has made a claim. Only claims of VMs with [`UNUSED_ANNOTATION`] get it.
 pub const MADE_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/madeFor";
 
-/// The VM to which a claim belongs, as `NAME/UID`. The manager applies it ([`crate::claims::whose`]).
-pub const BELONGS_TO_ANNOTATION: &str = "vmoperator.jdrupes.org/belongsTo";
-/// The prototype of which vmctl has derived a VM, as `NAMESPACE/NAME`; also on the VM's claims.
-pub const PROTOTYPE_ANNOTATION: &str = "vmoperator.jdrupes.org/prototype";
-/// The name and the UID in [`BELONGS_TO_ANNOTATION`].
-pub fn belongs_to(annotations: &BTreeMap<String, String>) -> Option<(&str, &str)> {
-    annotations.get(BELONGS_TO_ANNOTATION)?.split_once('/')
-}
-
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {
@@ -162,7 +153,12 @@ impl ObjectKey {
 
     /// Whether decisions need the spec and the status of the object. Of all other kinds the manager requests and keeps only the metadata.
     pub fn needs_content(&self) -> bool {
-        self.is_pod() || self.is_claim()
+        self.is_pod() || self.is_claim() || self.is_report()
+    }
+
+    /// Whether it is what a runner reports of a VM. The manager makes it, and no template does.
+    pub fn is_report(&self) -> bool {
+        self.kind == "VmReport" && self.api_version == "vmoperator.jdrupes.org/v1"
     }
 }
 
@@ -204,11 +200,11 @@ pub fn selector() -> String {
     format!("app.kubernetes.io/name={APP_NAME}")
 }
 
-/// The resource of a kind that the built-in templates render, or of a [workload](is_workload). Of other kinds only the API server knows the
+/// The resource of a kind that the built-in templates render, of a [workload](is_workload), or of what runners report. Of other kinds only the API server knows the
 /// plural.
 pub fn constant_resource(kind: &TypeMeta) -> Option<ApiResource> {
     let (group, version) = kind.api_version.split_once('/').unwrap_or(("", &kind.api_version));
-    let is_builtin = BUILTIN_KINDS.contains(&(kind.api_version.as_str(), kind.kind.as_str()));
+    let is_builtin = BUILTIN_KINDS.contains(&(kind.api_version.as_str(), kind.kind.as_str())) || *kind == reports();
     let is_workload = version == "v1" && WORKLOADS.contains(&(group, kind.kind.as_str()));
     (is_builtin || is_workload).then(|| ApiResource {
         group: group.to_owned(),
@@ -257,6 +253,11 @@ pub fn persistent_volume_claims() -> TypeMeta {
 /// The kind StatefulSet. Releases before 3.4 made one for each VM.
 pub fn stateful_sets() -> TypeMeta {
     TypeMeta { api_version: "apps/v1".into(), kind: "StatefulSet".into() }
+}
+
+/// The kind VmReport.
+pub fn reports() -> TypeMeta {
+    TypeMeta { api_version: "vmoperator.jdrupes.org/v1".into(), kind: "VmReport".into() }
 }
 
 /// The kinds of Kubernetes that make Pods from a template (<https://kubernetes.io/docs/concepts/workloads/controllers/>).

@@ -35,20 +35,11 @@ pub struct Observed {
     /// The objects that made Pods in `objects`, and the makers of these, if they are not in `objects` themselves.
     #[serde(default)]
     pub makers: Vec<Arc<Object>>,
-    /// By the UIDs of claims: the other VM to which each belongs. Those of this VM are not among them.
+    /// What runners report of the VM: objects of the kind VmReport that the VM owns or owned.
     #[serde(default)]
-    pub claimants: BTreeMap<String, Claimant>,
+    pub reports: Vec<Arc<Object>>,
     /// The time.
     pub now: Timestamp,
-}
-
-/// Another VM of the namespace that exists and to which a claim belongs, as the claim's note or that VM's status says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claimant {
-    /// Its name.
-    pub vm: String,
-    /// Whether it uses the claim. Otherwise it did once.
-    pub uses: bool,
 }
 
 impl Observed {
@@ -57,9 +48,10 @@ impl Observed {
         Self::of(Vec::new(), now)
     }
 
-    /// A VM with these objects.
+    /// A VM with these objects, the reports of its runners among them.
     pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
-        Self { objects, others: Vec::new(), makers: Vec::new(), claimants: BTreeMap::new(), now }
+        let (reports, objects) = objects.into_iter().partition(|object| object.key.is_report());
+        Self { objects, others: Vec::new(), makers: Vec::new(), reports, now }
     }
 
     /// The object with that key.
@@ -143,9 +135,9 @@ pub struct Object {
     /// The field manager of a tool that syncs the size of this claim with Git ([`ownership::size_applier`]).
     #[serde(default)]
     pub size_applier: Option<String>,
-    /// `spec` of a Pod or a claim; null for other kinds.
+    /// `spec` of a Pod, a claim or a report; null for other kinds.
     pub spec: Value,
-    /// `status` of a Pod or a claim; null for other kinds.
+    /// `status` of a Pod, a claim or a report; null for other kinds.
     pub status: Value,
 }
 

@@ -8,7 +8,7 @@
 //! | [`REPAIR_MANAGER`] | a status with values that can't be applied; the manager replaces it |
 //! | [`POOL_MANAGER`] | assignments that end, and starts for assignments that others have not finished |
 //! | [`MEMBER_MANAGER`] | the VMs of pools with a template |
-//! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
+//! | [`RUNNER_MANAGER`] | the runner's part of a VM's status, where a runner writes it that knows no reports |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 //! | [`WEB_MANAGER`] | changes that a person makes in the web interface |
 //!
@@ -29,11 +29,14 @@ mod reserved;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
-use kube::{ResourceExt, core::ObjectMeta};
+use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 pub use self::reserved::reserved;
-use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
+use crate::api::{
+    VirtualMachine, VirtualMachineStatus, conditions,
+    report::{REPORTED_CONDITIONS, REPORTED_FIELDS},
+};
 
 pub mod origin;
 
@@ -47,7 +50,7 @@ pub const REPAIR_MANAGER: &str = "vm-operator-repair";
 pub const POOL_MANAGER: &str = "vm-operator-pools";
 /// The field manager of the VMs that the manager makes for pools with a template. It never applies `spec.vm.state`.
 pub const MEMBER_MANAGER: &str = "vm-operator-members";
-/// The field manager of the runner's part of the status.
+/// The field manager of the runner's part of the status, where a runner writes it that knows no reports.
 pub const RUNNER_MANAGER: &str = "vm-runner";
 /// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.
 pub const COMMAND_MANAGER: &str = "vm-operator-cli";
@@ -210,23 +213,8 @@ fn state_fields() -> Value {
     json!({ "f:spec": { "f:vm": { "f:state": {} } } })
 }
 
-/// Whether a pool has made the VM: the manager's entry for that is not older than the VM. Labels, annotations and owners can be copied, and a
-/// backup tool may bring an entry back, too, into a VM that is younger.
-pub fn is_made_by_pool(vm: &ObjectMeta) -> bool {
-    has_applied(vm, MEMBER_MANAGER)
-}
-
-/// Whether a field manager has applied the object since it was created.
-pub fn has_applied(object: &ObjectMeta, manager: &str) -> bool {
-    object.managed_fields.iter().flatten().any(|entry| {
-        let is_it = entry.manager.as_deref() == Some(manager) && entry.operation.as_deref() == Some("Apply");
-        let (written, created) = (entry.time.as_ref(), object.creation_timestamp.as_ref());
-        is_it && written.zip(created).is_none_or(|(written, created)| written.0 >= created.0)
-    })
-}
-
-/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, whether a pool has made the VM, the manager's part of
-/// the status, and whether anything is recorded of the spec at all ([`crate::api::stored`]).
+/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, the manager's part of the status, whether a runner
+/// has a part of it, and whether anything is recorded of the spec at all ([`crate::api::stored`]).
 pub fn trim(vm: &mut VirtualMachine) {
     let state = || Some(FieldsV1(state_fields()));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
@@ -243,11 +231,11 @@ pub fn trim(vm: &mut VirtualMachine) {
         if sets_state {
             entry.fields_v1 = state();
         }
-        let is_of_pool = entry.manager.as_deref() == Some(MEMBER_MANAGER);
-        if is_of_pool && !sets_state {
+        let is_of_runner = is_of_runner(entry);
+        if is_of_runner {
             entry.fields_v1 = None;
         }
-        sets_state || is_of_pool || [STATUS_MANAGER, REPAIR_MANAGER].map(Some).contains(&entry.manager.as_deref())
+        sets_state || is_of_runner || [STATUS_MANAGER, REPAIR_MANAGER].map(Some).contains(&entry.manager.as_deref())
     });
     // A client-side apply is repeated too, so its client counts as an applier.
     if applied_state == Some(true) {
@@ -305,6 +293,44 @@ fn status_fields(vm: &VirtualMachine) -> Option<&Value> {
         .find(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER))
         .and_then(|entry| entry.fields_v1.as_ref())
         .map(|fields| &fields.0["f:status"])
+}
+
+fn is_of_runner(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(RUNNER_MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref() == Some("status")
+}
+
+/// Whether a runner owns fields of the status: one that knows no reports has applied them.
+pub fn has_fields_of_runner(vm: &VirtualMachine) -> bool {
+    vm.managed_fields().iter().any(is_of_runner)
+}
+
+/// Whether the manager applied this field of the status.
+pub fn owns_status_field(vm: &VirtualMachine, field: &str) -> bool {
+    status_fields(vm).is_some_and(|fields| fields.get(format!("f:{field}")).is_some())
+}
+
+/// Takes the runner's part of the status for what a runner has reported, and for what the manager applies: so it is after the next write.
+pub fn mark_reported(vm: &mut VirtualMachine) {
+    let present = json!(vm.status);
+    let entries = vm.metadata.managed_fields.get_or_insert_default();
+    let at = entries.iter().position(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER));
+    let at = at.unwrap_or_else(|| {
+        entries.push(ManagedFieldsEntry { manager: Some(STATUS_MANAGER.into()), ..ManagedFieldsEntry::default() });
+        entries.len() - 1
+    });
+    let Some(entry) = entries.get_mut(at) else { return };
+    let fields = &mut entry.fields_v1.get_or_insert_with(|| FieldsV1(json!({}))).0["f:status"];
+    if !fields.is_object() {
+        *fields = json!({});
+    }
+    for field in REPORTED_FIELDS.into_iter().filter(|field| present.get(field).is_some()) {
+        fields[format!("f:{field}")] = json!({});
+    }
+    if let Some(Value::Object(conditions)) = fields.get_mut("f:conditions") {
+        REPORTED_CONDITIONS.iter().for_each(|type_| drop(conditions.remove(&condition_key(type_))));
+    }
 }
 
 /// Whether the manager, not the runner, wrote the condition last. If both wrote the same value of a field, both own that field

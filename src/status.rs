@@ -30,19 +30,20 @@ use self::{
 };
 use crate::{
     api::{
-        ObjectKind, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
+        ObjectKind, PendingChange, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
             POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STALLED, STATE_OVERRIDDEN, TEMPLATES_VALID,
             USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
+        report::REPORTED_CONDITIONS,
         status::{Address, Phase, StateOverride, whole_seconds},
     },
     claims::{self, Refusal},
     object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
-    ownership::OF_GUEST,
+    ownership::{OF_GUEST, owns_condition, owns_status_field},
     plan::{self, Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::{
         Wanted,
@@ -56,6 +57,7 @@ mod generation;
 mod guest;
 mod new_disks;
 mod ready;
+pub mod reports;
 
 /// How the execution of a plan ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,9 +145,7 @@ impl<'a> Pods<'a> {
 fn is_deletion(wait: &Wait) -> bool {
     match wait {
         Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) => true,
-        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimForeign(..) | Wait::ClaimMissing(_) => {
-            false
-        }
+        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimMissing(_) => false,
     }
 }
 
@@ -175,10 +175,12 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let is_runner_silent = guest.is_silent();
     let (guest_generation, taken_generation) = generations(reconciled, &guest);
     let mut conditions = conditions::with_times(new, guest.conditions, vm.metadata.generation, observed.now);
+    conditions.extend(reported(vm, &conditions));
     for condition in conditions.iter_mut().filter(|condition| OF_GUEST.contains(&condition.type_.as_str())) {
         condition.observed_generation = guest_generation.or(condition.observed_generation);
     }
     let stale = vm.status.as_ref().filter(|_| is_runner_silent);
+    let of_runner = reports::carried(vm);
     // The manager can't remove another field manager's field, but it can empty it.
     let emptied = |is_set: bool| is_set.then(String::new);
     VirtualMachineStatus {
@@ -202,19 +204,49 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         end_guest: plan.force_stop.pod_uid.clone(),
         reporter_uid: pods.own.filter(|pod| pod.key.name != vm.name_any()).map(|pod| pod.uid.clone()),
         retry: plan.retry.clone(),
-        pending_changes: plan.pending.clone(),
+        pending_changes: plan.pending.iter().cloned().chain(pending_of_runner(vm, is_runner_silent)).collect(),
         guest_generation,
         taken_generation,
-        cpus: is_runner_silent.then_some(0),
-        ram: is_runner_silent.then(|| "0".into()),
-        console_client: emptied(stale.is_some_and(|status| status.console_client.is_some())),
-        relay_port: stale.is_some_and(|status| status.relay_port.is_some()).then_some(0),
-        logged_in_user: emptied(stale.is_some_and(|status| status.logged_in_user.is_some())),
+        cpus: if is_runner_silent { Some(0) } else { of_runner.cpus },
+        ram: if is_runner_silent { Some("0".into()) } else { of_runner.ram },
+        console_client: match stale {
+            Some(status) => emptied(status.console_client.is_some()),
+            None => of_runner.console_client,
+        },
+        relay_port: match stale {
+            Some(status) => status.relay_port.is_some().then_some(0),
+            None => of_runner.relay_port,
+        },
+        logged_in_user: match stale {
+            Some(status) => emptied(status.logged_in_user.is_some()),
+            None => of_runner.logged_in_user,
+        },
+        serial_users: if is_runner_silent { Vec::new() } else { of_runner.serial_users },
         node_name: pods.own.and_then(Object::node_name).map(str::to_owned),
         addresses: pods.own.map(addresses).filter(|addresses| !addresses.is_empty()),
-        ..VirtualMachineStatus::default()
+        ..of_runner
     }
     .valid()
+}
+
+/// The conditions of a report, if the manager writes none of that type.
+fn reported(vm: &VirtualMachine, written: &[Condition]) -> Vec<Condition> {
+    if !owns_status_field(vm, "podUid") {
+        return Vec::new();
+    }
+    let is_reported = |condition: &&Condition| {
+        REPORTED_CONDITIONS.contains(&condition.type_.as_str())
+            && !owns_condition(vm, &condition.type_)
+            && conditions::find(written, &condition.type_).is_none()
+    };
+    current_conditions(vm).iter().filter(is_reported).cloned().collect()
+}
+
+/// The changes that wait for QEMU's next start, as a report has them.
+fn pending_of_runner(vm: &VirtualMachine, is_silent: bool) -> impl Iterator<Item = PendingChange> + '_ {
+    let is_folded = !is_silent && owns_status_field(vm, "podUid");
+    let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
+    changes.filter(move |change| is_folded && !change.path.starts_with(plan::pending::PREFIX)).cloned()
 }
 
 fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Option<NewCondition> {

@@ -3,7 +3,7 @@
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::{VirtualMachine, VmPool};
+use super::{VirtualMachine, VmPool, VmReport};
 
 /// The files in `crds/`: name and content.
 ///
@@ -16,22 +16,24 @@ pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
 
 /// The CRDs as JSON, with the name of their file.
 pub fn crds() -> Vec<(String, Value)> {
-    [(json!(VirtualMachine::crd()), Some(initial_status())), (json!(VmPool::crd()), None)]
-        .into_iter()
-        .map(|(mut crd, status)| {
-            let name = crd["spec"]["names"]["plural"].as_str().unwrap_or_default().to_owned();
-            if let Some(schema) = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema") {
-                tidy(schema, false);
-                excuse_stored(schema);
-                if let (Some(default), Some(Value::Object(property))) =
-                    (status, schema.pointer_mut("/properties/status"))
-                {
-                    property.insert("default".into(), default);
-                }
+    [
+        (json!(VirtualMachine::crd()), Some(initial_status())),
+        (json!(VmPool::crd()), None),
+        (json!(VmReport::crd()), None),
+    ]
+    .into_iter()
+    .map(|(mut crd, status)| {
+        let name = crd["spec"]["names"]["plural"].as_str().unwrap_or_default().to_owned();
+        if let Some(schema) = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema") {
+            tidy(schema, false);
+            excuse_stored(schema);
+            if let (Some(default), Some(Value::Object(property))) = (status, schema.pointer_mut("/properties/status")) {
+                property.insert("default".into(), default);
             }
-            (format!("{name}-crd.yaml"), crd)
-        })
-        .collect()
+        }
+        (format!("{name}-crd.yaml"), crd)
+    })
+    .collect()
 }
 
 /// The default status: no manager has reconciled the VM yet. It has a condition, because Flux and Argo CD treat a missing condition as

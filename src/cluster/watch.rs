@@ -17,7 +17,7 @@
 //!   cache is dropped, and so is an answer about an object whose deletion the watch has already reported.
 //! - An object that is created while its kind is listed is not lost. The list may be older than the object, so the API server is
 //!   asked for it.
-//! - No secret comes here: `spec` and `status` are kept of Pods and claims, of everything else only the metadata is asked for.
+//! - No secret comes here: `spec` and `status` are kept of Pods, claims and reports, of everything else only the metadata is asked for.
 //!
 //! # Assumptions
 //!
@@ -65,7 +65,7 @@ use crate::{
     claims,
     discovery::Resources,
     metrics::Metrics,
-    object::{ObjectKey, persistent_volume_claims, selector, stateful_sets},
+    object::{ObjectKey, persistent_volume_claims, reports, selector, stateful_sets},
     observed::{Object, Observed},
     ownership::origin::Origin,
     process::{ErrorChain, RepeatFilter, lock},
@@ -224,23 +224,16 @@ impl Children {
             of_vm.chain(of_nobody).map(Packed::unpack).collect()
         };
         let is_unsure = |object: &Object| {
-            let is_sure = match object.origin {
+            let is_sure_pod = || match object.origin {
                 Origin::Manager => object.has_given_owner(),
                 Origin::Predecessor | Origin::Unrecorded | Origin::Other => object.owner_vm.is_some(),
             };
-            object.key.is_pod() && !is_sure
+            (object.key.is_pod() && !is_sure_pod()) || (object.key.is_claim() && object.vm().is_none())
         };
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
         found.extend(self.lost_pods(vm, &found));
         found.extend(self.lost_claims(vm, &found));
-        let claims = found.iter().filter(|object| object.key.is_claim());
-        let claimants = claims.filter_map(|claim| Some((claim.uid.clone(), self.claimant(vm, claim)?))).collect();
-        Observed { claimants, ..Observed::of(found.into_iter().map(Arc::new).collect(), now) }
-    }
-
-    /// Whether a Pod of others, that has not ended, mounts the claim and can write to it.
-    pub(super) fn is_in_use(&self, vm: &VirtualMachine, claim: &str) -> bool {
-        self.mounting(vm, std::iter::once(claim.to_owned())).iter().any(|pod| !pod.has_ended())
+        Observed::of(found.into_iter().map(Arc::new).collect(), now)
     }
 
     /// The Pods of others that mount one of these claims of the VM and can write to it.
@@ -478,6 +471,11 @@ impl Children {
             && let Some(rule) = self.access.missing_rule(&resource, &["list", "watch"], self.namespace()).await
         {
             return rule.to_string();
+        }
+        if list_watch::code(error) == Some(404) && *kind == reports() {
+            return "the cluster does not have their definition: apply crds/vmreports-crd.yaml of this release. Until then runners report into \
+                    the status of VMs, as those of earlier releases do, if they may"
+                .into();
         }
         ErrorChain(error).to_string()
     }

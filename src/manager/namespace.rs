@@ -45,6 +45,7 @@ use crate::{
     config::ReconcilerConfig,
     events::EventRecorder,
     metrics::Metrics,
+    object::reports,
     process::{signals::terminated, slots::Slots},
 };
 
@@ -105,7 +106,7 @@ impl Namespace {
         let caches = Caches { vms, children, started: started.subscribe() };
         let usual = shared.templates.borrow().usual_kinds();
         // They are listed while the VMs are.
-        caches.children.begin(usual.iter().cloned());
+        caches.children.begin(usual.iter().cloned().chain([reports()]));
         let pools::Followed { login: pools, all: all_pools, listed: pools_listed } =
             pools::follow(shared.client.clone(), namespace.as_deref(), shared.metrics.clone());
         let objects_listed = {

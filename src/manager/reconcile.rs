@@ -50,9 +50,9 @@ use crate::{
         unrest::Unrest,
         written::Written,
     },
-    object::{Rendered, is_workload, pods},
+    object::{Rendered, is_workload, pods, reports as report_kind},
     observed::{NodeState, Object, Observed},
-    ownership::{status_differs, trim},
+    ownership::{has_fields_of_runner, status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
     render::{TemplateError, TemplateSet},
@@ -60,7 +60,7 @@ use crate::{
     status::{
         Outcome, Problem, Reconciled, Source,
         events::{self, events},
-        status,
+        reports, status,
     },
 };
 
@@ -134,6 +134,8 @@ struct Failing {
 
 /// The result of the step *observe*.
 struct View {
+    /// The VM with what its runner has reported in its status. Everything is decided by it; what is written is compared with the VM itself.
+    vm: Arc<VirtualMachine>,
     observed: Observed,
     rendered: Result<Vec<Rendered>, TemplateError>,
     /// Why the VM keeps a former version of its templates.
@@ -232,6 +234,7 @@ impl Reconciler {
 
         // 1. Observe. Waits until the kinds that are needed are listed.
         let mut view = self.observe(&vm, &inputs).await?;
+        let stored = std::mem::replace(&mut vm, view.vm.clone());
 
         // 2. Plan. Pure.
         let plan = plan(&vm, &view.observed, view.plannable());
@@ -250,10 +253,19 @@ impl Reconciler {
         }
 
         // 3. Execute. Writes objects.
-        let Executed { done, refusals, beside, result } = match self.check_start(&vm, &plan, &inputs.config).await {
+        let Executed { done, refusals, mut beside, result } = match self.check_start(&vm, &plan, &inputs.config).await {
             Ok(()) => self.cluster.execute(&vm, &plan).await,
             Err(error) => Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Err(error) },
         };
+        if plan.steps.iter().any(|step| !step.is_empty()) {
+            let observed = self.cluster.children.observe(&vm, Timestamp::now());
+            view.observed = self.with_others(&vm, observed, view.rendered.as_deref().unwrap_or_default()).await;
+        }
+        let has_reports = self.cluster.children.knows(&report_kind());
+        if has_reports {
+            let upkeep = reports::upkeep(&vm, &view.observed, &plan);
+            beside.extend(self.cluster.keep_reports(&vm, upkeep).await.err());
+        }
         let outcome = Outcome {
             failure: failure(result.as_ref().err(), view.unwatched.as_ref(), failing.count),
             beside: beside.iter().filter_map(|error| failure(Some(error), None, failing.count)).collect(),
@@ -270,10 +282,6 @@ impl Reconciler {
         let outcome = Outcome { unrest: unrest.as_ref().map(|(problem, _)| problem.clone()), ..outcome };
 
         // 4. Report. Derives events and the status, then writes them.
-        if plan.steps.iter().any(|step| !step.is_empty()) {
-            let observed = self.cluster.children.observe(&vm, Timestamp::now());
-            view.observed = self.with_others(&vm, observed, view.rendered.as_deref().unwrap_or_default()).await;
-        }
         let reconciled = Reconciled {
             vm: &vm,
             observed: &view.observed,
@@ -283,7 +291,7 @@ impl Reconciler {
             source: inputs.source(&vm, view.kept_back.as_ref()),
         };
         let Explained { wanted, look } = self.explain(&reconciled, status(&reconciled)).await;
-        let written = self.report(&reconciled, &wanted, &done).await;
+        let written = self.report(&reconciled, &stored, &wanted, &done).await;
         self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
         if (!done.is_empty() || matches!(written, Ok(true))) && self.unrest.wrote(&name, &vm, Instant::now()) {
             let last: Vec<String> = done.iter().map(|action| action.key().to_string()).collect();
@@ -291,6 +299,9 @@ impl Reconciler {
         }
         if !written? {
             self.write_stopped(&vm, &plan).await?;
+        }
+        if has_reports && !status_differs(&stored, &wanted) {
+            self.take_over(&stored, &view.observed).await?;
         }
 
         // 5. Schedule. Pure, except that it forgets earlier failures.
@@ -314,30 +325,34 @@ impl Reconciler {
 
     /// Reads the VM's objects and renders its templates. A kind that is rendered for the first time is listed and watched from now on; when
     /// it is listed, the objects are read again.
-    async fn observe(&self, vm: &VirtualMachine, inputs: &Inputs) -> Result<View, ReconcileError> {
+    async fn observe(&self, stored: &Arc<VirtualMachine>, inputs: &Inputs) -> Result<View, ReconcileError> {
         let children = &self.cluster.children;
+        // Without them the manager would take the status for all that a runner has reported.
+        children.look_for(vec![report_kind()], true).await;
         let complete = children.complete();
-        let observed = children.observe(vm, Timestamp::now());
-        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, vm, &observed).await?;
+        let observed = children.observe(stored, Timestamp::now());
+        let vm = folded(stored, &observed);
+        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, &vm, &observed).await?;
         let Ok(objects) = &rendered else {
-            let unknown = kinds::from_status(vm, &[]).into_iter().map(UnknownKind::from).collect();
-            let observed = self.with_others(vm, observed, &[]).await;
-            return Ok(View { observed, rendered, kept_back, unwatched: None, unknown });
+            let unknown = kinds::from_status(&vm, &[]).into_iter().map(UnknownKind::from).collect();
+            let observed = self.with_others(&vm, observed, &[]).await;
+            return Ok(View { vm, observed, rendered, kept_back, unwatched: None, unknown });
         };
         let unwatched = children.watch(kinds::needed(objects)).await.err();
         if let Some(error) = unwatched.as_ref().filter(|_| !children.knows(&pods())) {
             return Err(error.clone().into());
         }
-        let unknown = self.watch_former_kinds(vm, objects, inputs).await;
+        let unknown = self.watch_former_kinds(&vm, objects, inputs).await;
         // This is also the case if another reconcile's list has completed meanwhile: its last objects were not read.
         if children.complete() == complete {
-            let observed = self.with_others(vm, observed, objects).await;
-            return Ok(View { observed, rendered, kept_back, unwatched, unknown });
+            let observed = self.with_others(&vm, observed, objects).await;
+            return Ok(View { vm, observed, rendered, kept_back, unwatched, unknown });
         }
-        let observed = children.observe(vm, Timestamp::now());
-        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, vm, &observed).await?;
-        let observed = self.with_others(vm, observed, rendered.as_deref().unwrap_or_default()).await;
-        Ok(View { rendered, kept_back, observed, unwatched, unknown })
+        let observed = children.observe(stored, Timestamp::now());
+        let vm = folded(stored, &observed);
+        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, &vm, &observed).await?;
+        let observed = self.with_others(&vm, observed, rendered.as_deref().unwrap_or_default()).await;
+        Ok(View { vm, rendered, kept_back, observed, unwatched, unknown })
     }
 
     /// Adds the Pods of others that mount the VM's claims, and what makes the VM's Pods. Only a Pod that was made by something that is not
@@ -447,16 +462,29 @@ impl Reconciler {
     async fn report(
         &self,
         reconciled: &Reconciled<'_>,
+        stored: &VirtualMachine,
         wanted: &VirtualMachineStatus,
         done: &[&plan::Action],
     ) -> Result<bool, ReconcileError> {
-        let vm = reconciled.vm;
         // Events are recorded first: after the status is written, they would not be new any more.
-        self.record(vm, events(reconciled, wanted, done));
-        if !status_differs(vm, wanted) {
+        self.record(reconciled.vm, events(reconciled, wanted, done));
+        if !status_differs(stored, wanted) {
             return Ok(false);
         }
-        self.write_status(vm, wanted).await
+        self.write_status(stored, wanted).await
+    }
+
+    /// When the status has everything that runners have reported: takes away what a runner has left in the status that reported there before,
+    /// and deletes the reports of Pods that are gone.
+    async fn take_over(&self, stored: &VirtualMachine, observed: &Observed) -> Result<(), ReconcileError> {
+        if has_fields_of_runner(stored) && reports::is_of_pod(stored, observed) {
+            let written = self.cluster.release_runners_fields(stored).await.map_err(ReconcileError::Status)?;
+            if let Some(mut written) = written {
+                trim(&mut written);
+                self.written.insert(Arc::new(written));
+            }
+        }
+        Ok(self.cluster.keep_reports(stored, reports::left(stored, observed)).await?)
     }
 
     /// Sets `spec.vm.state` to Stopped if the plan says so. This is called only if the status was not written in the same reconcile, because
@@ -543,6 +571,11 @@ impl Reconciler {
             self.recorder.record(event, regarding.clone());
         }
     }
+}
+
+/// The VM with what its runner has reported in its status.
+fn folded(stored: &Arc<VirtualMachine>, observed: &Observed) -> Arc<VirtualMachine> {
+    reports::fold(stored, observed).map_or_else(|| stored.clone(), Arc::new)
 }
 
 /// The status with the present messages, where the reasons are the same.

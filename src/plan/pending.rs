@@ -17,8 +17,7 @@ use crate::{
     observed::{Json, Object},
 };
 
-/// The prefix of the paths of the manager's changes. The runner lists its own changes, of settings that are not in the Pod.
-pub const PREFIX: &str = "objects/";
+pub use crate::api::report::OBJECTS_PREFIX as PREFIX;
 
 /// The keys of the tolerations that the API server adds to each Pod
 /// (<https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#defaulttolerationseconds>).

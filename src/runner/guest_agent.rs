@@ -8,24 +8,12 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::lines::JsonLines;
+use crate::api::report::OSINFO_FIELDS;
 
 /// The time for one attempt. A guest that boots may be slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest text in an answer of a guest, in bytes.
 const LONGEST_TEXT: usize = 256;
-/// What an answer may have (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html#object-QGA-qapi-schema.GuestOSInfo>).
-const KEYS: [&str; 10] = [
-    "id",
-    "kernel-release",
-    "kernel-version",
-    "machine",
-    "name",
-    "pretty-name",
-    "variant",
-    "variant-id",
-    "version",
-    "version-id",
-];
 /// The time for the guest agent to answer before the guest is asked to reboot.
 const REBOOT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time in which the guest agent refuses a reboot, if it does.
@@ -142,8 +130,9 @@ async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
 fn documented(info: Value) -> Value {
     let Value::Object(info) = info else { return json!({}) };
     let is_text = |text: &str| text.len() <= LONGEST_TEXT && !text.contains(char::is_control);
-    let known =
-        info.into_iter().filter(|(name, value)| KEYS.contains(&name.as_str()) && value.as_str().is_some_and(is_text));
+    let known = info
+        .into_iter()
+        .filter(|(name, value)| OSINFO_FIELDS.contains(&name.as_str()) && value.as_str().is_some_and(is_text));
     Value::Object(known.collect())
 }
 

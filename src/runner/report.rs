@@ -1,10 +1,8 @@
-//! The part of the VM's status that the runner owns, derived from what the agent has observed. Pure.
+//! What the runner reports of its VM, derived from what the agent has observed. Pure.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
-use kube::{Resource, core::ObjectMeta};
-use serde::Serialize;
 use serde_json::Value;
 
 use super::{
@@ -16,8 +14,9 @@ use super::{
 };
 use crate::{
     api::{
-        Identity, OnPanic, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
+        Identity, OnPanic, PendingChange, Quantity, Reason, VmReportStatus,
         conditions::{self, NewCondition, with_times},
+        report::MOST_USERS,
     },
     relay::Mode,
 };
@@ -146,7 +145,12 @@ impl Report {
             ram: if is_running { observation.ram } else { 0 },
             accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
             os_info: observation.os_info.clone().filter(|_| is_running),
-            logged_in_user: observation.login.user.clone().filter(|_| is_running),
+            logged_in_user: observation
+                .login
+                .user
+                .as_deref()
+                .filter(|_| is_running)
+                .map(|user| quote(user, LONGEST_REMARK)),
             console_client: at_display(observation).filter(|_| is_running).map(|(client, _)| client),
             serial_users: if is_running { at_serial_console(observation) } else { Vec::new() },
             relay_port: observation.relay.port.filter(|_| is_running),
@@ -170,8 +174,8 @@ impl Report {
         Self { ram: other.ram, ..self.clone() } == *other
     }
 
-    /// The object to apply.
-    pub fn object(&self, target: &Target, before: &StatusBefore, now: Timestamp) -> StatusObject {
+    /// The status of the VmReport.
+    pub fn status(&self, before: &StatusBefore, now: Timestamp) -> VmReportStatus {
         let Self {
             conditions,
             resource_uid: _,
@@ -192,7 +196,7 @@ impl Report {
             pending,
             config_digest,
         } = self;
-        let status = VirtualMachineStatus {
+        VmReportStatus {
             conditions: with_times(conditions.clone(), &before.conditions, None, now),
             cpus: Some(*cpus),
             ram: Some(Quantity::with_unit(*ram).to_string()),
@@ -207,17 +211,9 @@ impl Report {
             identity: identity.clone(),
             reset_count: reset_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
             reboot_count: reboot_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
-            pending_changes: pending.clone(),
+            pending_changes: pending.iter().cloned().map(Into::into).collect(),
             config_digest: config_digest.clone(),
-            pod_uid: target.pod_uid.clone(),
             osinfo: os_info.clone(),
-            ..VirtualMachineStatus::default()
-        };
-        StatusObject {
-            api_version: VirtualMachine::api_version(&()).into_owned(),
-            kind: VirtualMachine::kind(&()).into_owned(),
-            metadata: ObjectMeta { name: Some(target.name.clone()), ..ObjectMeta::default() },
-            status,
         }
     }
 }
@@ -231,7 +227,7 @@ pub struct Target {
     pub pod_uid: Option<String>,
 }
 
-/// The part of the VM's status that this agent has to continue.
+/// What this agent has to continue of earlier reports.
 #[derive(Clone, Debug, Default)]
 pub struct StatusBefore {
     /// The conditions. A condition keeps its time as long as its status stays the same.
@@ -246,16 +242,6 @@ impl StatusBefore {
     pub fn begin_start(&mut self) {
         self.conditions.retain(|condition| condition.type_ != conditions::RUNNING);
     }
-}
-
-/// A VirtualMachine with nothing but the runner's part of the status, for server-side apply.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StatusObject {
-    api_version: String,
-    kind: String,
-    metadata: ObjectMeta,
-    status: VirtualMachineStatus,
 }
 
 /// What QEMU and the guest do.
@@ -442,7 +428,7 @@ fn console(observation: &Observation) -> Finding {
 fn at_serial_console(observation: &Observation) -> Vec<String> {
     let viewers = observation.relay.viewers.iter().filter(|viewer| !viewer.console.is_exclusive());
     let users: BTreeSet<String> = viewers.map(|viewer| quote(&viewer.user, LONGEST_REMARK)).collect();
-    users.into_iter().collect()
+    users.into_iter().take(usize::try_from(MOST_USERS).unwrap_or(usize::MAX)).collect()
 }
 
 /// Who looks at the display: the user or the address, and a sentence about that.
@@ -551,7 +537,6 @@ mod tests {
         };
         let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: None, is_inner: false };
         let before = StatusBefore { conditions: vec![], password_serial: 4 };
-        let target = Target { name: "vm1".into(), pod_uid: Some("pod-uid".into()) };
         let situations = [
             ("not started", Observation::default()),
             ("starting", Observation { machine: machine(Phase::Starting), ..Observation::default() }),
@@ -611,10 +596,9 @@ mod tests {
         ];
         let statuses = situations.map(|(situation, observation)| {
             let status = Report::derive(&observation).map(|report| {
-                let mut object = json!(report.object(&target, &before, Timestamp::UNIX_EPOCH));
-                assert_eq!(object["metadata"], json!({ "name": "vm1" }));
-                object["status"]["runnerVersion"] = "VERSION".into();
-                object["status"].take()
+                let mut status = json!(report.status(&before, Timestamp::UNIX_EPOCH));
+                status["runnerVersion"] = "VERSION".into();
+                status
             });
             (situation, status)
         });
@@ -674,10 +658,9 @@ mod tests {
             ..Observation::default()
         };
         let failed = Observation { machine: ended(EndReason::QemuFailed, &long("\u{0}é")), ..observation.clone() };
-        let target = Target { name: "vm1".into(), pod_uid: None };
         for observation in [observation, failed] {
             let report = Report::derive(&observation).unwrap();
-            let text = json!(report.object(&target, &StatusBefore::default(), Timestamp::UNIX_EPOCH)).to_string();
+            let text = json!(report.status(&StatusBefore::default(), Timestamp::UNIX_EPOCH)).to_string();
             assert!(text.len() < 16_000, "{} bytes", text.len());
             assert!(!text.contains("\\u00"), "control characters: {text}");
         }

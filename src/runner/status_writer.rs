@@ -1,16 +1,16 @@
-//! Writes the runner's part of the VM's status, and reads what the runner needs from the API server. All requests are patches of the status.
+//! Writes what the runner reports, and reads what the manager tells it. All requests are patches of the status of one VmReport, which has the
+//! UID of the runner's Pod as its name; the runner has no other right.
 //!
-//! The runner uses server-side apply with the field manager `vm-runner`. Each apply contains the whole report, because a field
-//! that is missing in it is removed. Conditions are a map by type, so those of the manager do not change.
+//! Each report replaces the one before as a whole. Until the manager has created the VmReport, the runner tries again.
+//!
+//! A cluster may lack the kind VmReport, or the right to write one, because only a part of it was updated. Then the runner reports as earlier
+//! releases do: it applies its part of the VM's status, with the field manager `vm-runner`.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
-use serde_json::Value;
+use kube::{Client, Resource};
+use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
@@ -19,17 +19,19 @@ use tracing::{debug, info, warn};
 
 use super::report::{Report, StatusBefore, Target};
 use crate::{
-    api::{StoredVm, conditions::NewCondition},
+    api::{GROUP, StoredVm, VirtualMachine, VirtualMachineStatus, VmReport, VmReportStatus, conditions::NewCondition},
     object::FORCE_STOP_ANNOTATION,
     process::ErrorChain,
 };
 
-/// The field manager of the runner's status.
+/// The field manager of the runner's part of a VM's status, where there are no reports.
 const FIELD_MANAGER: &str = "vm-runner";
 
 /// The back-off after a failed write: the first pause, which doubles with each failure, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The longest pause while the manager has not created the report yet.
+const LONGEST_WAIT: Duration = Duration::from_secs(8);
 
 /// The shortest time between two writes, because a guest can cause reports at will.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -41,18 +43,27 @@ const RAM_SETTLE_TIME: Duration = Duration::from_secs(3);
 /// While the guest powers down: how often the runner asks whether a forced stop is requested, and how long it waits for the answer.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// The VirtualMachine in the API server.
-#[derive(Clone, Debug)]
+/// Where the runner reports: a VmReport in the API server, or the status of the VM.
+#[derive(Clone)]
 pub struct VmResource {
     /// `None`: there is no API server, so the status is only logged.
-    api: Option<Api<StoredVm>>,
+    client: Option<Client>,
+    namespace: String,
     target: Target,
+}
+
+/// What the API server answers to a patch.
+enum Answer {
+    /// The VmReport of the runner's Pod.
+    Report(Value),
+    /// The VM.
+    Vm(Value),
 }
 
 impl VmResource {
     /// The VM with this namespace and target. Without a client the status is only logged.
     pub fn new(client: Option<Client>, namespace: &str, target: Target) -> Self {
-        Self { api: client.map(|client| Api::namespaced(client, namespace)), target }
+        Self { client, namespace: namespace.to_owned(), target }
     }
 
     /// Returns when a forced stop of the runner's Pod is requested.
@@ -66,11 +77,12 @@ impl VmResource {
     /// no more time than the grace period, unless somebody has shortened that. Then the manager requests a forced stop at its end
     /// ([`force_stop`](mod@crate::power::force_stop)), while the token is still valid.
     pub async fn stop_forced(&self) {
-        let (Some(_), Some(uid)) = (&self.api, &self.target.pod_uid) else { return std::future::pending().await };
+        let (Some(_), Some(uid)) = (&self.client, &self.target.pod_uid) else { return std::future::pending().await };
         let mut is_refused = false;
         loop {
             match timeout(ASK_AGAIN, self.read()).await {
-                Ok(Ok(vm)) if is_stop_forced(&vm, uid) => return,
+                Ok(Ok(Some(Answer::Report(report)))) if report["spec"]["endGuest"] == true => return,
+                Ok(Ok(Some(Answer::Vm(vm)))) if is_stop_forced(&vm, uid) => return,
                 Ok(Ok(_)) => {}
                 Ok(Err(kube::Error::Api(answer))) if answer.code == 401 => {
                     if !std::mem::replace(&mut is_refused, true) {
@@ -79,35 +91,93 @@ impl VmResource {
                         );
                     }
                 }
-                Ok(Err(error)) => debug!(error = %ErrorChain(&error), "cannot read the VM"),
+                Ok(Err(error)) => debug!(error = %ErrorChain(&error), "cannot read what the manager says"),
                 Err(_) => debug!("the API server does not say whether a forced stop was requested"),
             }
             sleep(ASK_AGAIN).await;
         }
     }
 
-    /// The VM as JSON: a part that this version can't read must not keep a guest from being stopped. A patch that changes nothing is
-    /// answered with the object, so the runner needs no right to read VMs, which no rule can restrict to its own. Null without an API
-    /// server.
-    async fn read(&self) -> Result<Value, kube::Error> {
-        let Some(api) = &self.api else { return Ok(Value::Null) };
-        let url = format!("{}/{}/status", api.resource_url(), self.target.name);
-        let request = http::Request::patch(url).header(http::header::CONTENT_TYPE, "application/merge-patch+json");
-        let request = request.body(b"{}".to_vec()).map_err(kube::Error::HttpError)?;
-        api.clone().into_client().request(request).await
+    /// What the manager says, as JSON: a part that this version can't read must not keep a guest from being stopped. A patch that changes
+    /// nothing is answered with the object, so the runner needs no right to read, which no rule can restrict to its own. `None` without an
+    /// API server.
+    async fn read(&self) -> Result<Option<Answer>, kube::Error> {
+        let nothing = || ("application/merge-patch+json", String::new(), json!({}));
+        self.patch(nothing(), nothing()).await
     }
 
-    /// The part of the status that the first report of an agent continues. `is_first_report` says whether this runner has not reported yet.
+    /// Replaces the report.
+    async fn write(&self, status: VmReportStatus) -> Result<Option<Answer>, kube::Error> {
+        let report = json!([{ "op": "add", "path": "/status", "value": status }]);
+        let mut of_vm = VirtualMachineStatus::default();
+        status.fold_into(self.target.pod_uid.as_deref().unwrap_or_default(), &mut of_vm);
+        of_vm.pod_uid = of_vm.pod_uid.filter(|uid| !uid.is_empty());
+        let vm = json!({
+            "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()),
+            "metadata": { "name": self.target.name }, "status": of_vm,
+        });
+        let query = format!("?fieldManager={FIELD_MANAGER}&force=true");
+        let vm = ("application/apply-patch+yaml", query, vm);
+        self.patch(("application/json-patch+json", String::new(), report), vm).await
+    }
+
+    /// Sends the first patch to the runner's report. If there are no reports in the cluster, or runners may not write them, it sends the other
+    /// one to the VM. Each has its content type, query and body.
+    async fn patch(
+        &self,
+        report: (&str, String, Value),
+        vm: (&str, String, Value),
+    ) -> Result<Option<Answer>, kube::Error> {
+        let Some(client) = &self.client else { return Ok(None) };
+        let send = async |resource: &str, name: &str, (content, query, body): (&str, String, Value)| {
+            let url = format!("/apis/{GROUP}/v1/namespaces/{}/{resource}/{name}/status{query}", self.namespace);
+            let request = http::Request::patch(url).header(http::header::CONTENT_TYPE, content);
+            let request = request.body(body.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
+            client.request::<Value>(request).await
+        };
+        let refused = match &self.target.pod_uid {
+            Some(uid) => match send(&VmReport::plural(&()), uid, report).await {
+                Ok(report) => return Ok(Some(Answer::Report(report))),
+                Err(error) if has_no_reports(&error) => Some(error),
+                Err(error) => return Err(error),
+            },
+            None => None,
+        };
+        let sent = send(&VirtualMachine::plural(&()), &self.target.name, vm).await;
+        // What keeps it from the usual place is what a person must know.
+        sent.map(|vm| Some(Answer::Vm(vm))).map_err(|error| refused.unwrap_or(error))
+    }
+
+    /// What the first report of an agent continues. `is_first_report` says whether this runner has not reported yet.
     async fn read_before(&self, is_first_report: bool) -> Result<StatusBefore, kube::Error> {
-        let StoredVm(vm) = serde_json::from_value(self.read().await?).map_err(kube::Error::SerdeError)?;
-        let status = vm.status.unwrap_or_default();
-        let password_serial = status.display_password_serial.unwrap_or_default();
-        let mut before = StatusBefore { conditions: status.conditions, password_serial };
+        let mut before = match self.read().await? {
+            Some(Answer::Report(report)) => {
+                let report: VmReport = serde_json::from_value(report).map_err(kube::Error::SerdeError)?;
+                let status = report.status.unwrap_or_default();
+                let serial = status.display_password_serial.or(report.spec.display_password_serial);
+                StatusBefore { conditions: status.conditions, password_serial: serial.unwrap_or_default() }
+            }
+            Some(Answer::Vm(vm)) => {
+                let StoredVm(vm) = serde_json::from_value(vm).map_err(kube::Error::SerdeError)?;
+                let status = vm.status.unwrap_or_default();
+                let password_serial = status.display_password_serial.unwrap_or_default();
+                StatusBefore { conditions: status.conditions, password_serial }
+            }
+            None => StatusBefore::default(),
+        };
         if is_first_report {
             before.begin_start();
         }
         Ok(before)
     }
+}
+
+/// Whether the API server does not have the kind VmReport, or no Role allows to write one. About a report that only does not exist yet it says
+/// its name.
+fn has_no_reports(error: &kube::Error) -> bool {
+    let kube::Error::Api(answer) = error else { return false };
+    let names_one = answer.details.as_ref().is_some_and(|details| !details.name.is_empty());
+    answer.code == 403 || answer.code == 404 && !names_one
 }
 
 /// Whether the manager says that the guest of this Pod must end, or the VM has the annotation for a forced stop and the manager does not
@@ -170,15 +240,17 @@ impl StatusWriter {
                 let retry_s = self.pause.as_secs();
                 warn!(error = %ErrorChain(&error), retry_s, "cannot write the VM's status");
                 sleep(self.pause).await;
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                let is_awaited = matches!(&error, kube::Error::Api(answer) if answer.code == 404);
+                self.pause = (self.pause * 2).min(if is_awaited { LONGEST_WAIT } else { LONGEST_PAUSE });
             }
         }
     }
 
     async fn write(&mut self, report: &Report) -> Result<(), kube::Error> {
         self.log_new_conditions(report);
-        let VmResource { api, target } = &self.resource;
-        let Some(api) = api else { return Ok(()) };
+        if self.resource.client.is_none() {
+            return Ok(());
+        }
         if self.written.as_ref().is_some_and(|written| written.resource_uid != report.resource_uid) {
             // The VM was deleted and created again, so its status is another one.
             self.before = None;
@@ -190,10 +262,9 @@ impl StatusWriter {
         if self.written.as_ref().is_some_and(|written| written.start != report.start) {
             before.begin_start();
         }
-        let object = report.object(target, before, Timestamp::now());
-        let params = PatchParams::apply(FIELD_MANAGER).force();
-        let StoredVm(vm) = api.patch_status(&target.name, &params, &Patch::Apply(&object)).await?;
-        before.conditions = vm.status.unwrap_or_default().conditions;
+        let status = report.status(before, Timestamp::now());
+        before.conditions.clone_from(&status.conditions);
+        self.resource.write(status).await?;
         Ok(())
     }
 
@@ -228,14 +299,14 @@ mod tests {
         assert!(is_stop_forced(&ended("a"), "a") && !is_stop_forced(&ended("b"), "a"));
     }
 
-    /// A played API server that answers with `vm`, and the requests that it got: method and path.
+    /// A played API server that answers with `object`, and the requests that it got: method and path.
     #[cfg(feature = "manager")]
-    async fn server(vm: Value) -> (VmResource, std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
+    async fn server(object: Value) -> (VmResource, std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
         let requests = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let seen = std::sync::Arc::clone(&requests);
         let router = axum::Router::new().fallback(move |request: axum::extract::Request| {
             seen.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
-            std::future::ready(axum::Json(vm.clone()))
+            std::future::ready(axum::Json(object.clone()))
         });
         let client = Client::try_from(crate::test_support::played(router).await).unwrap();
         let target = Target { name: "apple".into(), pod_uid: Some("pod-uid".into()) };
@@ -243,16 +314,15 @@ mod tests {
     }
 
     #[cfg(feature = "manager")]
-    const STATUS: &str = "PATCH /apis/vmoperator.jdrupes.org/v1/namespaces/ns/vms/apple/status";
+    const STATUS: &str = "PATCH /apis/vmoperator.jdrupes.org/v1/namespaces/ns/vmreports/pod-uid/status";
 
     #[cfg(feature = "manager")]
     #[tokio::test]
     async fn a_forced_stop_is_found_with_a_patch_of_the_status() {
-        let vm = json!({
-            "metadata": { "name": "apple", "annotations": { FORCE_STOP_ANNOTATION: "pod-uid" } },
-            "spec": "not known to this version",
+        let report = json!({
+            "metadata": "not known to this version", "spec": { "endGuest": true }, "status": "neither is this",
         });
-        let (resource, requests) = server(vm).await;
+        let (resource, requests) = server(report).await;
         timeout(Duration::from_secs(60), resource.stop_forced()).await.unwrap();
         assert_eq!(*requests.lock().unwrap(), [STATUS]);
     }
@@ -263,11 +333,11 @@ mod tests {
     async fn a_flood_of_reports_is_one_write_per_second_and_nothing_but_patches_of_the_status() {
         use crate::runner::{report::Observation, state::MachineState};
 
-        let vm = json!({
-            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
-            "spec": { "vm": { "maximumCpus": 1 } },
+        let report = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmReport", "metadata": { "name": "pod-uid" },
+            "spec": { "vm": "apple" },
         });
-        let (resource, requests) = server(vm).await;
+        let (resource, requests) = server(report).await;
         let (reports, receiver) = watch::channel(None);
         let begin = Instant::now();
         let writing = tokio::spawn(StatusWriter::new(resource).follow(receiver));

@@ -1,6 +1,7 @@
 mod claims;
 mod generation;
 mod pods;
+mod reports;
 #[cfg(feature = "schema")]
 mod schema;
 mod words;

@@ -101,6 +101,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
         ("APPLY", "persistentvolumeclaims", 1),
         ("APPLY", "pods", 1),
         ("APPLY", "secrets", 2),
+        ("APPLY", "vmreports", 1),
         ("APPLY", "vms/status", 2),
         ("PATCH", "pods", 1),
         ("PATCH", "vms", 1),

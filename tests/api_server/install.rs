@@ -49,13 +49,14 @@ async fn one_manifest_installs_the_definitions_and_the_manager_with_the_images_o
         "customresourcedefinition",
         "vms.vmoperator.jdrupes.org",
         "vmpools.vmoperator.jdrupes.org",
+        "vmreports.vmoperator.jdrupes.org",
     ]);
     let image = "--output=jsonpath={.spec.template.spec.containers[*].image}";
     let image = namespace.kubectl(&["get", "deployment", "vm-operator", image]);
     assert_eq!(image, concat!("registry.example.org/vms/vm-operator:", env!("CARGO_PKG_VERSION")));
-    for account in ["vm-operator", "vm-runner"] {
+    for (account, resource) in [("vm-operator", "vms"), ("vm-runner", "vmreports")] {
         let account = format!("--as=system:serviceaccount:{}:{account}", namespace.name());
-        namespace.kubectl(&["auth", "can-i", "patch", "vms", "--subresource=status", &account]);
+        namespace.kubectl(&["auth", "can-i", "patch", resource, "--subresource=status", &account]);
     }
 }
 

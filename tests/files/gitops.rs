@@ -128,8 +128,6 @@ fn each_reason_of_ready_has_a_health() {
         ApplyFailed,
         ChangeFailed,
         ClaimMissing,
-        ClaimReplaced,
-        ClaimTaken,
         ContainerFailed,
         ContainerWaiting,
         GuestPanicked,

@@ -18,7 +18,7 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
-use vm_operator::api::{VirtualMachine, conditions};
+use vm_operator::api::{VirtualMachine, VmReport, conditions};
 
 use super::{
     cluster::{Cluster, TestNamespace, eventually},
@@ -266,15 +266,37 @@ pub async fn report_of_pod(
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
+    let mut status = json!({
+        "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
+        "conditions": [condition("Running"), condition("Booted")],
+    });
+    if let Some(uid) = pod
+        && report_of_runner(client, namespace, uid, &status).await
+    {
+        return;
+    }
+    status["podUid"] = json!(pod);
     let report = json!({
-        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
-        "status": {
-            "podUid": pod, "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
-            "conditions": [condition("Running"), condition("Booted")],
-        },
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name }, "status": status,
     });
     let vms = Api::<VirtualMachine>::namespaced(client.clone(), namespace);
     vms.patch_status(name, &PatchParams::apply("vm-runner").force(), &Patch::Apply(&report)).await.unwrap();
+}
+
+/// Reports as a runner does, in the report that the manager has made for the Pod. Returns false if there is none, also after a while: then a
+/// runner of an earlier release would report into the VM's status.
+async fn report_of_runner(client: &Client, namespace: &str, uid: &str, status: &Value) -> bool {
+    let reports = Api::<VmReport>::namespaced(client.clone(), namespace);
+    let patch = json!([{ "op": "add", "path": "/status", "value": status }]);
+    let patch = Patch::Json::<()>(serde_json::from_value(patch).unwrap());
+    for _ in 0..60 {
+        match reports.patch_status(uid, &PatchParams::default(), &patch).await {
+            Ok(_) => return true,
+            Err(kube::Error::Api(answer)) if answer.code == 404 => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    false
 }
 
 /// Plays the kubelet: Pods that are deleted go, and `report` is called once for each other Pod whose name is not one of `failing`.

@@ -38,7 +38,7 @@ pub async fn install_crds(cluster: &Cluster) {
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
     cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await);
-    for name in ["vms.vmoperator.jdrupes.org", "vmpools.vmoperator.jdrupes.org"] {
+    for name in ["vms.vmoperator.jdrupes.org", "vmpools.vmoperator.jdrupes.org", "vmreports.vmoperator.jdrupes.org"] {
         let established = await_condition(api.clone(), name, is_crd_established());
         tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
     }

@@ -109,6 +109,16 @@ impl fmt::Display for Requests {
 /// Whether a request is about VMs or their objects. The manager's events are of the group `events.k8s.io`; those of the core
 /// group are written by other controllers.
 pub fn is_about_vms(request: &Request) -> bool {
-    let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
+    let resources = [
+        "vms",
+        "vms/status",
+        "vmreports",
+        "vmreports/status",
+        "configmaps",
+        "secrets",
+        "persistentvolumeclaims",
+        "services",
+        "pods",
+    ];
     resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")
 }

@@ -284,7 +284,10 @@ fn install_on(kubeconfig: &Path) -> Result<()> {
     helm(&["install", "vm-operator", CHART, "--create-namespace", "--set=test.bootVm=false"])?;
     test_release(&program, kubeconfig)?;
     let definitions = names("customresourcedefinitions")?;
-    ensure!(definitions == "vmpools.vmoperator.jdrupes.org vms.vmoperator.jdrupes.org", "{definitions}");
+    ensure!(
+        definitions == "vmpools.vmoperator.jdrupes.org vmreports.vmoperator.jdrupes.org vms.vmoperator.jdrupes.org",
+        "{definitions}"
+    );
     // A second release beside the first, without what the cluster has once.
     kubectl(&["create", "namespace", "second"])?;
     let second = ["--namespace=second", "--set=clusterWide=false", "--set=imageRepository.create=true"];

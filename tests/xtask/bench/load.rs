@@ -14,7 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use vm_operator::api::VirtualMachine;
+use vm_operator::api::{VirtualMachine, VmReport};
 use vm_operator::config::ReconcilerConfig;
 use vm_operator::object::{HASH_ANNOTATION, Rendered, constant_resource};
 use vm_operator::observed::Observed;
@@ -176,7 +176,7 @@ pub async fn patch(client: &Client, namespace: &str, count: usize, patch: &Value
 /// Plays the kubelet and the runner of every machine: their guests run. A VM that does not start is looked at again and again.
 pub async fn run(client: &Client, namespace: &str, count: usize) -> Result<()> {
     each(count, |number| {
-        let vms: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
+        let reports: Api<VmReport> = Api::namespaced(client.clone(), namespace);
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         async move {
             let (vm, told) = (name(number), "2027-01-15T10:00:00Z");
@@ -186,12 +186,22 @@ pub async fn run(client: &Client, namespace: &str, count: usize) -> Result<()> {
             let pod = pods.patch_status(&vm, &PatchParams::default(), &Patch::Merge(of_pod)).await;
             let pod = pod.with_context(|| format!("reporting Pod {vm}"))?;
             let condition = |type_: &str| json!({ "type": type_, "status": "True", "reason": "Started", "message": "", "lastTransitionTime": told });
-            let of_vm = json!({
-                "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "metadata": { "name": vm },
-                "status": { "podUid": pod.metadata.uid, "cpus": 2, "ram": "4294967296", "conditions": [condition("Running"), condition("Booted")] },
-            });
-            let report = vms.patch_status(&vm, &PatchParams::apply("vm-runner").force(), &Patch::Apply(of_vm)).await;
-            report.with_context(|| format!("reporting {vm}")).map(drop)
+            let report = json!([{
+                "op": "add", "path": "/status",
+                "value": { "cpus": 2, "ram": "4294967296", "conditions": [condition("Running"), condition("Booted")] },
+            }]);
+            let report = Patch::Json::<()>(serde_json::from_value(report)?);
+            let uid = pod.metadata.uid.unwrap_or_default();
+            let begin = Instant::now();
+            loop {
+                match reports.patch_status(&uid, &PatchParams::default(), &report).await {
+                    // The manager creates it after the Pod.
+                    Err(kube::Error::Api(answer)) if answer.code == 404 && begin.elapsed() < LIMIT => {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    report => return report.with_context(|| format!("reporting {vm}")).map(drop),
+                }
+            }
         }
     })
     .await

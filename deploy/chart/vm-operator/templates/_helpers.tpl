@@ -78,6 +78,10 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms/status, vmpools/status]
   verbs: [patch]
+# What the runner in a Pod reports of its VM: the manager makes one object for each Pod, and puts what is in it in the status of the VM.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vmreports]
+  verbs: [get, list, watch, create, patch, delete]
 # The manager patches the field `state`: when a guest shut itself down and must stay down, and nobody applies that field, and for pools. It makes,
 # changes and deletes the VMs of pools with a `template`, and no others; without such pools it needs only `patch`. It sends no `update`: the policy
 # in deploy/users asks whoever changes more of a VM than its power for that right.

@@ -1,0 +1,325 @@
+//! The resource `VmReport`: what the runner in one Pod reports of its VM.
+//!
+//! The manager creates one for each Pod that runs a guest, and names it by the Pod's UID. The account of the runners may patch nothing but
+//! the status of reports. A JSON Patch can read what it may write (`test`, `copy`), so a report has no secret, and nobody who does not know
+//! a Pod's UID finds its report. The bounds of the status are in its schema, because a guest may have taken over its runner.
+//!
+//! The manager folds the report into the status of the VM, where people and programs read it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Identity, PendingChange, VirtualMachineStatus,
+    conditions::{
+        self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, RUNNING, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+    },
+    schema,
+};
+
+/// The conditions that runners report.
+pub const REPORTED_CONDITIONS: [&str; 7] =
+    [RUNNING, BOOTED, VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED, CHANGES_APPLIED, DEVICES_READY];
+
+/// The fields of a VM's status that runners report, except `conditions` and `pendingChanges`, of which others write a part.
+pub const REPORTED_FIELDS: [&str; 16] = [
+    "accelerator",
+    "configDigest",
+    "consoleClient",
+    "cpus",
+    "displayPasswordExpiry",
+    "displayPasswordSerial",
+    "identity",
+    "loggedInUser",
+    "osinfo",
+    "podUid",
+    "ram",
+    "rebootCount",
+    "relayPort",
+    "resetCount",
+    "runnerVersion",
+    "serialUsers",
+];
+
+/// What the path of a pending change begins with that the manager reports. All others are the runner's.
+pub const OBJECTS_PREFIX: &str = "objects/";
+
+/// The longest text that a guest, a viewer or a configuration may cause, in characters.
+pub const LONGEST_TEXT: u32 = 512;
+/// The longest message of a condition, in characters.
+const LONGEST_MESSAGE: u32 = 8192;
+/// The most pending changes.
+pub const MOST_PENDING: u32 = 32;
+/// The most users at the serial console.
+pub const MOST_USERS: u32 = 64;
+
+/// What a report has of the guest's operating system.
+pub const OSINFO_FIELDS: [&str; 10] = [
+    "id",
+    "kernel-release",
+    "kernel-version",
+    "machine",
+    "name",
+    "pretty-name",
+    "variant",
+    "variant-id",
+    "version",
+    "version-id",
+];
+
+/// What the manager tells the runner in a Pod.
+#[derive(CustomResource, JsonSchema, Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[kube(
+    group = "vmoperator.jdrupes.org",
+    version = "v1",
+    kind = "VmReport",
+    plural = "vmreports",
+    singular = "vmreport",
+    namespaced,
+    status = "VmReportStatus",
+    derive = "PartialEq",
+    doc = "What the runner in one Pod reports of its VM. The manager makes it, names it by the Pod's UID, and puts it in the status of the VM.",
+    printcolumn(name = "VM", type_ = "string", json_path = ".spec.vm", description = "The VM"),
+    printcolumn(
+        name = "Running",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Running\")].status",
+        description = "Whether its guest runs"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VmReportSpec {
+    /// The name of the VM.
+    #[schemars(length(max = 253))]
+    pub vm: String,
+    /// The runner ends the guest at once: a forced stop was requested, or somebody has shortened the Pod's grace period, and it is over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end_guest: bool,
+    /// The number of times that the runners of earlier Pods have set the display's password. The runner continues with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_password_serial: Option<i64>,
+}
+
+/// What the runner reports: its part of the VM's status.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct VmReportStatus {
+    /// What the runner knows of the guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "reported_conditions")]
+    pub conditions: Vec<Condition>,
+    /// The runner's version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub runner_version: Option<String>,
+    /// What executes the guest's instructions: kvm or tcg.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub accelerator: Option<String>,
+    /// The number of CPUs of the running guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 65_536))]
+    pub cpus: Option<u32>,
+    /// The memory of the running guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub ram: Option<String>,
+    /// The port of the Pod on which people reach the guest's consoles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_port: Option<u16>,
+    /// Who looks at the display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub console_client: Option<String>,
+    /// The users who are at the serial console.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "users")]
+    pub serial_users: Vec<String>,
+    /// The user who is logged in in the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub logged_in_user: Option<String>,
+    /// The number of times that the display's password was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub display_password_serial: Option<i64>,
+    /// The expiry of the display's current password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub display_password_expiry: Option<String>,
+    /// Properties that stay the same at each start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "identity")]
+    pub identity: Option<Identity>,
+    /// The `resetCount` of the last reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u32::MAX))]
+    pub reset_count: Option<u32>,
+    /// The `rebootCount` of the last reboot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u32::MAX))]
+    pub reboot_count: Option<u32>,
+    /// Changes of the runner's configuration that take effect at the next start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "pending_changes")]
+    pub pending_changes: Vec<ReportedChange>,
+    /// The digest of the `config.yaml` that the runner has read last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub config_digest: Option<String>,
+    /// The guest's operating system, as QEMU's guest agent reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "osinfo")]
+    pub osinfo: Option<Value>,
+}
+
+/// A change of the runner's configuration that takes effect at the next start.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct ReportedChange {
+    /// The path of the field, such as `config.yaml/vm.maximumCpus`.
+    #[schemars(length(max = LONGEST_TEXT), regex(pattern = "^(config\\.yaml/|cloud-init)"))]
+    pub path: String,
+    /// The value in the running VM, as JSON in a text: so its length has a bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub current: Option<String>,
+    /// The value after the next start, as JSON in a text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub wanted: Option<String>,
+    /// Why the value does not change while the VM runs.
+    #[schemars(length(max = LONGEST_TEXT))]
+    pub reason: String,
+}
+
+impl From<PendingChange> for ReportedChange {
+    fn from(PendingChange { path, current, wanted, reason }: PendingChange) -> Self {
+        let text = |value: Option<Value>| value.map(|value| value.to_string());
+        Self { path, current: text(current), wanted: text(wanted), reason }
+    }
+}
+
+impl From<ReportedChange> for PendingChange {
+    fn from(ReportedChange { path, current, wanted, reason }: ReportedChange) -> Self {
+        let value = |text: Option<String>| text.and_then(|text| serde_json::from_str(&text).ok());
+        Self { path, current: value(current), wanted: value(wanted), reason }
+    }
+}
+
+impl VmReportStatus {
+    /// Puts the report of the Pod with that UID in the status of the VM: the whole part of the runner is replaced. What must stay the same
+    /// at each start stays known if the runner does not say it.
+    ///
+    /// A condition keeps its time while its status is the same as before, whichever Pod reports it. Only that of Running is always the
+    /// runner's: the manager compares it with the end of containers.
+    pub fn fold_into(self, pod_uid: &str, status: &mut VirtualMachineStatus) {
+        let Self {
+            mut conditions,
+            runner_version,
+            accelerator,
+            cpus,
+            ram,
+            relay_port,
+            console_client,
+            serial_users,
+            logged_in_user,
+            display_password_serial,
+            display_password_expiry,
+            identity,
+            reset_count,
+            reboot_count,
+            pending_changes,
+            config_digest,
+            osinfo,
+        } = self;
+        conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
+        for condition in conditions.iter_mut().filter(|condition| condition.type_ != RUNNING) {
+            let before = conditions::find(&status.conditions, &condition.type_);
+            if let Some(before) = before.filter(|before| before.status == condition.status) {
+                condition.last_transition_time = before.last_transition_time.clone();
+            }
+        }
+        for condition in &mut conditions {
+            // The manager knows the generation that the guest has.
+            let before = conditions::find(&status.conditions, &condition.type_);
+            let before = before.filter(|_| [RUNNING, BOOTED].contains(&condition.type_.as_str()));
+            condition.observed_generation = before.and_then(|before| before.observed_generation);
+        }
+        status.conditions.retain(|condition| !REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
+        status.conditions.extend(conditions);
+        status.pending_changes.retain(|change| change.path.starts_with(OBJECTS_PREFIX));
+        let of_runner = pending_changes.into_iter().filter(|change| !change.path.starts_with(OBJECTS_PREFIX));
+        status.pending_changes.extend(of_runner.map(PendingChange::from));
+        status.pod_uid = Some(pod_uid.to_owned());
+        status.identity = identity.or_else(|| status.identity.take());
+        status.runner_version = runner_version;
+        status.accelerator = accelerator;
+        status.cpus = cpus;
+        status.ram = ram;
+        status.relay_port = relay_port;
+        status.console_client = console_client;
+        status.serial_users = serial_users;
+        status.logged_in_user = logged_in_user;
+        status.display_password_serial = display_password_serial;
+        status.display_password_expiry = display_password_expiry;
+        status.reset_count = reset_count;
+        status.reboot_count = reboot_count;
+        status.config_digest = config_digest;
+        status.osinfo = osinfo;
+    }
+}
+
+/// A text of at most that many characters.
+fn text(most: u32) -> Value {
+    json!({ "type": "string", "maxLength": most })
+}
+
+/// The runner's conditions as a map by type.
+fn reported_conditions(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = schema::conditions(generator).to_value();
+    schema["maxItems"] = REPORTED_CONDITIONS.len().into();
+    let properties = &mut schema["items"]["properties"];
+    properties["type"]["enum"] = json!(REPORTED_CONDITIONS);
+    properties["reason"]["pattern"] = "^[A-Za-z]{1,64}$".into();
+    properties["message"]["maxLength"] = LONGEST_MESSAGE.into();
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+fn users(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "maxItems": MOST_USERS, "items": text(LONGEST_TEXT) })
+}
+
+fn identity(_: &mut SchemaGenerator) -> Schema {
+    let word = |most: &str, what: &str| json!({ "type": "string", "pattern": format!("^[0-9A-Za-z._-]{{1,{most}}}$"), "description": what });
+    json_schema!({
+        "type": "object",
+        "properties": {
+            "uuid": word("64", "The VM's UUID."),
+            "macs": {
+                "type": "array", "maxItems": 64, "items": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$" },
+                "description": "The MAC addresses, in the order of `networks`.",
+            },
+            "machineType": word("64", "QEMU's machine type with its version, such as `pc-q35-7.2`."),
+            "hardware": word("64", "How the devices are arranged."),
+        },
+    })
+}
+
+/// Pending changes as a map by path.
+fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = schema::map_of::<ReportedChange>(generator, &["path"]).to_value();
+    schema["maxItems"] = MOST_PENDING.into();
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+/// The fields that QEMU's guest agent knows, and no others
+/// (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html#object-QGA-qapi-schema-GuestOSInfo>).
+fn osinfo(_: &mut SchemaGenerator) -> Schema {
+    let fields: Map<String, Value> =
+        OSINFO_FIELDS.iter().map(|name| ((*name).to_owned(), text(LONGEST_TEXT))).collect();
+    json_schema!({ "type": "object", "properties": fields })
+}

@@ -1,0 +1,197 @@
+//! What runners report, as objects of their own ([`VmReport`]): which report counts, and which reports there must be.
+//!
+//! | the VM's Pod | its report | what counts |
+//! |---|---|---|
+//! | exists | says something | that |
+//! | exists | is missing, or says nothing yet | what a runner of an earlier release has written into the status, if it is about this Pod; or else the last report of an earlier Pod, so that nothing of it is lost |
+//! | is of a legacy runner | | the status |
+//! | does not exist | the newest one says something | that |
+//!
+//! A report belongs to a Pod by its name, which is the Pod's UID, and to a VM by its owner. Which Pods are the VM's decides [`Guests`].
+//!
+//! The report that counts is folded into the status from which everything is decided ([`fold`]), and [`super::status`] writes it. While the
+//! API server has no definition of reports, there are none, and runners write the status as in earlier releases.
+
+use kube::{Resource, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{VirtualMachine, VirtualMachineStatus, VmReportStatus},
+    object::{self, ObjectKey, reports},
+    observed::{Object, Observed},
+    ownership::{self, origin::Origin},
+    plan::{Plan, guests::Guests},
+};
+
+/// What the manager does about reports.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReportAction {
+    /// Creates a report, in which nothing is said yet.
+    Create {
+        /// Its key.
+        key: ObjectKey,
+        /// The whole object.
+        value: Value,
+    },
+    /// Changes what the manager tells the runner, or the owner.
+    Change {
+        /// Its key.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+        /// A merge patch.
+        patch: Value,
+    },
+    /// Deletes a report of a Pod that is gone.
+    Delete {
+        /// Its key.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+    },
+}
+
+/// The VM with the report that counts in its status. `None`: the status says it all.
+pub fn fold(vm: &VirtualMachine, observed: &Observed) -> Option<VirtualMachine> {
+    let (report, said) = counting(vm, observed)?;
+    let mut vm = vm.clone();
+    said.fold_into(&report.key.name, vm.status.get_or_insert_default());
+    ownership::mark_reported(&mut vm);
+    Some(vm)
+}
+
+fn counting<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<(&'a Object, VmReportStatus)> {
+    let mut own: Vec<&Object> = own(vm, observed).collect();
+    own.sort_by_key(|report| std::cmp::Reverse((report.created, report.version)));
+    let with_words = |report: &&'a Object| Some((*report, said(report)?));
+    let guests = Guests::new(vm, observed);
+    let Some(pod) = guests.pod() else { return own.first().and_then(with_words) };
+    if pod.has_legacy_runner() {
+        return None;
+    }
+    let of_pod = own.iter().find(|report| report.key.name == pod.uid).and_then(with_words);
+    let reporting = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
+    of_pod.or_else(|| own.iter().filter(|_| reporting != Some(&pod.uid)).find_map(with_words))
+}
+
+/// The reports about the VM.
+fn own<'a>(vm: &VirtualMachine, observed: &'a Observed) -> impl Iterator<Item = &'a Object> + use<'a> {
+    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
+    observed.reports.iter().map(AsRef::as_ref).filter(move |report: &&Object| is_about(report, &name, &uid))
+}
+
+/// Whether the VM owns the report, or may adopt it: the deletion of a VM with `--cascade=orphan` leaves reports without an owner.
+fn is_about(report: &Object, name: &str, uid: &str) -> bool {
+    let is_free = report.owners.is_empty() && report.origin == Origin::Manager;
+    report.is_owned_by(uid) || is_free && report.spec["vm"] == name
+}
+
+/// What a runner has said. A report without conditions says nothing.
+fn said(report: &Object) -> Option<VmReportStatus> {
+    let status: VmReportStatus = serde_json::from_value(report.status.clone()).ok()?;
+    (!status.conditions.is_empty()).then_some(status)
+}
+
+/// Whether the status has the report of the VM's Pod, after [`fold`].
+pub fn is_of_pod(vm: &VirtualMachine, observed: &Observed) -> bool {
+    counting(vm, observed).is_some_and(|(report, _)| pods(observed).any(|pod| pod.uid == report.key.name))
+}
+
+/// Creates the reports of the Pods that run the VM's guest, and tells their runners what the plan says. While a VM is being deleted no
+/// report is created: the garbage collector would delete it.
+pub fn upkeep(vm: &VirtualMachine, observed: &Observed, plan: &Plan) -> Vec<ReportAction> {
+    let guests = Guests::new(vm, observed);
+    let pods = guests.pods.iter().filter(|pod| !pod.has_ended() && !pod.has_legacy_runner());
+    pods.filter_map(|pod| {
+        let ends = plan.force_stop.pod_uid.as_ref() == Some(&pod.uid);
+        match observed.reports.iter().find(|report| report.key.name == pod.uid) {
+            Some(report) => change(vm, report, ends),
+            None if vm.metadata.deletion_timestamp.is_some() => None,
+            None => Some(create(vm, &pod.uid, ends)),
+        }
+    })
+    .collect()
+}
+
+/// The reports of Pods that do not exist any more. They may be deleted as soon as the status has what they say.
+pub fn left(vm: &VirtualMachine, observed: &Observed) -> Vec<ReportAction> {
+    let is_left = |report: &&Object| report.deleting.is_none() && !pods(observed).any(|pod| pod.uid == report.key.name);
+    own(vm, observed)
+        .filter(is_left)
+        .map(|report| ReportAction::Delete { key: report.key.clone(), uid: report.uid.clone() })
+        .collect()
+}
+
+fn pods(observed: &Observed) -> impl Iterator<Item = &Object> {
+    observed.objects.iter().chain(&observed.others).map(AsRef::as_ref).filter(|object| object.key.is_pod())
+}
+
+fn owner(vm: &VirtualMachine) -> Value {
+    json!([{
+        "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()),
+        "name": vm.name_any(), "uid": vm.uid(), "controller": true,
+    }])
+}
+
+fn create(vm: &VirtualMachine, pod_uid: &str, ends: bool) -> ReportAction {
+    let types = reports();
+    let mut spec = json!({ "vm": vm.name_any() });
+    if ends {
+        spec["endGuest"] = true.into();
+    }
+    if let Some(serial) = vm.status.as_ref().and_then(|status| status.display_password_serial) {
+        spec["displayPasswordSerial"] = serial.into();
+    }
+    let value = json!({
+        "apiVersion": types.api_version, "kind": types.kind,
+        "metadata": { "name": pod_uid, "labels": object::labels(&vm.name_any()), "ownerReferences": owner(vm) },
+        "spec": spec,
+    });
+    ReportAction::Create {
+        key: ObjectKey { api_version: types.api_version, kind: types.kind, name: pod_uid.into() },
+        value,
+    }
+}
+
+fn change(vm: &VirtualMachine, report: &Object, ends: bool) -> Option<ReportAction> {
+    if !is_about(report, &vm.name_any(), &vm.uid().unwrap_or_default()) {
+        return None;
+    }
+    let mut patch = json!({});
+    if report.spec["endGuest"] != true && ends || report.spec["endGuest"] == true && !ends {
+        patch["spec"]["endGuest"] = if ends { true.into() } else { Value::Null };
+    }
+    if report.owners.is_empty() && vm.metadata.deletion_timestamp.is_none() {
+        patch["metadata"]["ownerReferences"] = owner(vm);
+    }
+    let is_new = patch != json!({});
+    is_new.then_some(ReportAction::Change { key: report.key.clone(), uid: report.uid.clone(), patch })
+}
+
+/// The runner's fields of the status that the manager has put there from a report, and that it keeps until there is another.
+pub(super) fn carried(vm: &VirtualMachine) -> VirtualMachineStatus {
+    let Some(status) = &vm.status else { return VirtualMachineStatus::default() };
+    let owns = |field: &str| ownership::owns_status_field(vm, field);
+    // Without a report the manager writes these itself while nothing runs.
+    let is_folded = owns("podUid");
+    let measured = |field: &str| is_folded && owns(field);
+    VirtualMachineStatus {
+        runner_version: status.runner_version.clone().filter(|_| owns("runnerVersion")),
+        accelerator: status.accelerator.clone().filter(|_| owns("accelerator")),
+        cpus: status.cpus.filter(|_| measured("cpus")),
+        ram: status.ram.clone().filter(|_| measured("ram")),
+        relay_port: status.relay_port.filter(|_| measured("relayPort")),
+        console_client: status.console_client.clone().filter(|_| measured("consoleClient")),
+        serial_users: if measured("serialUsers") { status.serial_users.clone() } else { Vec::new() },
+        logged_in_user: status.logged_in_user.clone().filter(|_| measured("loggedInUser")),
+        display_password_serial: status.display_password_serial.filter(|_| owns("displayPasswordSerial")),
+        display_password_expiry: status.display_password_expiry.clone().filter(|_| owns("displayPasswordExpiry")),
+        identity: status.identity.clone().filter(|_| owns("identity")),
+        reset_count: status.reset_count.filter(|_| owns("resetCount")),
+        reboot_count: status.reboot_count.filter(|_| owns("rebootCount")),
+        config_digest: status.config_digest.clone().filter(|_| owns("configDigest")),
+        pod_uid: status.pod_uid.clone().filter(|_| is_folded),
+        osinfo: status.osinfo.clone().filter(|_| owns("osinfo")),
+        ..VirtualMachineStatus::default()
+    }
+}

@@ -220,6 +220,8 @@ impl Use {
 pub struct Held {
     /// From which pool; `None` if whoever wrote it did not say so.
     pub pool: Option<String>,
+    /// The UID of that pool; `None` until the manager has noted it, if whoever wrote it did not.
+    pub pool_uid: Option<String>,
     /// The user.
     pub user: String,
     /// When the user used the VM last.
@@ -384,7 +386,7 @@ impl Member {
             Some(owner) => Some(owner) == pool.uid.as_ref(),
             None => self.made.pool.as_ref() == Some(&pool.name) && self.made.template.is_some(),
         };
-        is_own && (is_random || self.number_in(pool).is_some())
+        self.made.is_proven && is_own && (is_random || self.number_in(pool).is_some())
     }
 
     /// Whether the pool that made the VM wants fewer: it is deleted when it is free, so nobody gets it.
@@ -457,11 +459,18 @@ impl Held {
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         Some(Self {
             pool: assignment.pool.clone(),
+            pool_uid: assignment.pool_uid.clone(),
             user,
             last_used: time(&assignment.last_used),
             assigned_at: time(&assignment.assigned_at),
             starts: assignment.starts == Some(true),
         })
+    }
+
+    /// Whether it is from this pool, and not from a former one of its name.
+    pub fn is_from(&self, pool: &Pool) -> bool {
+        let is_other = self.pool_uid.as_ref().zip(pool.uid.as_ref()).is_some_and(|(held, uid)| held != uid);
+        self.pool.as_ref() == Some(&pool.name) && !is_other
     }
 
     /// What tells this assignment of a VM from its others.
@@ -475,7 +484,7 @@ impl Write {
     pub fn patch(&self) -> Value {
         let assignment = self.held.as_ref().map(|held| {
             json!({
-                "pool": held.pool, "user": held.user,
+                "pool": held.pool, "poolUid": held.pool_uid, "user": held.user,
                 "lastUsed": held.last_used.map(whole_seconds), "assignedAt": held.assigned_at.map(whole_seconds),
                 "starts": held.starts.then_some(true),
             })
@@ -493,7 +502,8 @@ pub fn assign(pool: &str, pools: &Pools, members: &[Member], who: &Assignee, now
     if who.rights.is_empty() {
         return Err(Refusal::NoRight { user: who.user.clone() });
     }
-    let own = held_by(members, pool, &who.user);
+    let mut own = held_by(members, pool, &who.user);
+    own.retain(|(_, held)| pools.get(pool).is_none_or(|pool| held.is_from(pool)));
     if let Some(((kept, held), others)) = own.split_first() {
         if let Some((other, _)) = others.iter().find(|(other, _)| !other.console.is_connected) {
             return Ok(Step::Release(other.write(None)));
@@ -509,6 +519,7 @@ pub fn assign(pool: &str, pools: &Pools, members: &[Member], who: &Assignee, now
     match candidates(pool, pools, members, now).first() {
         Some(first) => Ok(Step::Take(first.write(Some(Held {
             pool: Some(pool.to_owned()),
+            pool_uid: pools.get(pool).and_then(|pool| pool.uid.clone()),
             user: who.user.clone(),
             last_used: Some(now),
             assigned_at: Some(now),

@@ -9,6 +9,9 @@
 //!
 //! Facts that later reconciles need, such as a growth that the API server refused, are in `status.claims`.
 
+mod entries;
+mod whose;
+
 use std::{cmp::Ordering, sync::Arc};
 
 use kube::{Resource, ResourceExt};
@@ -16,18 +19,17 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{
-        Disk, Quantity, Reason, VirtualMachine,
+        Quantity, Reason, VirtualMachine,
         conditions::{NewCondition, RUNNING, STORAGE_READY},
         reasons::Effect,
-        status::{ClaimFinding, ClaimStatus},
+        status::{ClaimFinding, ClaimStatus, DiskEntry},
     },
-    object::{
-        INSTANCE_LABEL, MADE_FOR_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, UNUSED_ANNOTATION,
-        VM_ANNOTATION, named_vm,
-    },
+    object::{BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION},
     observed::{Object, Observed},
     ownership::owns_condition,
 };
+
+pub use whose::{Foreign, Whose, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
 
 /// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub struct Refusal {
     pub answer: String,
 }
 
-/// The name of the claim for a disk's `volume`. If the disk is known under the name that an earlier release used, that name.
+/// The name of the claim for a disk's `volume`: see [`existing_name`].
 pub fn disk_name(vm: &VirtualMachine, volume: &str, observed: &Observed) -> String {
     existing_name(vm, observed, disk_names(&vm.name_any(), volume))
 }
@@ -48,11 +50,11 @@ pub fn runner_data_name(vm: &VirtualMachine, observed: &Observed) -> String {
     existing_name(vm, observed, runner_data_names(&vm.name_any()))
 }
 
-/// All names that the VM's claims may have. A claim with such a name is the VM's, whatever labels it lost: a backup may bring it back
+/// All names that the VM's claims may have. A claim with such a name may be the VM's, whatever labels it lost: a backup may bring it back
 /// without.
 pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
     let name = vm.name_any();
-    let disks = volumes(&vm.spec.vm.disks).flatten().collect::<Vec<_>>();
+    let disks = volumes(vm).flatten().collect::<Vec<_>>();
     let of_disks = disks.into_iter().flat_map({
         let name = name.clone();
         move |volume| disk_names(&name, &volume)
@@ -60,28 +62,42 @@ pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
     of_disks.chain(runner_data_names(&name))
 }
 
-/// Whether a claim with one of the VM's names ([`possible_names`]) is the VM's: it names no other VM, or the VM uses it.
-pub fn is_of(vm: &VirtualMachine, claim: &impl ResourceExt) -> bool {
-    named_vm(claim.annotations(), claim.labels()).is_none_or(|name| *name == vm.name_any()) || is_used(vm, claim)
-}
-
-/// Whether the VM uses the claim, as its status says.
-pub fn is_used(vm: &VirtualMachine, claim: &impl ResourceExt) -> bool {
-    let mut known = vm.status.iter().flat_map(|status| &status.claims);
-    known.any(|known| !known.unused && known.uid.is_some() && known.uid == claim.uid())
-}
-
 /// The names of the disks' volumes in the Pod; `None` for a disk without a claim.
-pub fn volumes(disks: &[Disk]) -> impl Iterator<Item = Option<String>> {
+pub fn volumes(vm: &VirtualMachine) -> impl Iterator<Item = Option<String>> {
+    volumes_and_entries(vm).into_iter().map(|volume| volume.map(|(volume, _)| volume))
+}
+
+/// The names of the disks' volumes, each with the entry of a disk that has no name.
+fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<DiskEntry>)>> {
     let mut claims = 0;
-    disks.iter().map(move |disk| {
+    // Only claims count, as in the oldest releases, although their documentation says that all disks do.
+    let disks = vm.spec.vm.disks.iter().map(|disk| {
         let template = disk.volume_claim_template.as_ref()?;
         let name = template.metadata.as_ref().and_then(|metadata| metadata.name.as_ref());
-        // Only claims count, as in the oldest releases, although their documentation says that all disks do.
-        let volume = name.map_or_else(|| format!("disk-{claims}"), |name| format!("{name}-disk"));
         claims += 1;
-        Some(volume)
-    })
+        Some(name.map_or_else(|| Err(entries::entry(claims - 1, template)), |name| Ok(format!("{name}-disk"))))
+    });
+    let disks: Vec<_> = disks.collect();
+    let nameless: Vec<DiskEntry> = disks.iter().flatten().filter_map(|disk| disk.clone().err()).collect();
+    let mut numbers = Vec::new();
+    if !nameless.is_empty() {
+        let (recorded, taken) = entries::recorded(vm);
+        numbers = entries::numbers(&recorded, &nameless, &taken);
+    }
+    let mut numbers = numbers.into_iter();
+    let mut volume = |disk: Result<String, DiskEntry>| match disk {
+        Ok(volume) => (volume, None),
+        Err(entry) => (format!("disk-{}", numbers.next().unwrap_or(entry.position)), Some(entry)),
+    };
+    disks.into_iter().map(|disk| disk.map(&mut volume)).collect()
+}
+
+/// The entry of the disk without a name that has this claim.
+fn entry_of(vm: &VirtualMachine, claim: &str) -> Option<DiskEntry> {
+    let name = vm.name_any();
+    let mut nameless =
+        volumes_and_entries(vm).into_iter().flatten().filter_map(|(volume, entry)| Some((volume, entry?)));
+    nameless.find(|(volume, _)| disk_names(&name, volume).iter().any(|it| it == claim)).map(|(_, entry)| entry)
 }
 
 /// The name of a new claim for a disk's volume, and then those of former releases.
@@ -93,12 +109,42 @@ fn runner_data_names(vm: &str) -> Vec<String> {
     vec![format!("{vm}-runner-data"), format!("runner-data-{vm}-0"), format!("vmop-runner-data-{vm}-0")]
 }
 
-/// The name under which a claim exists, else the one under which it is known to have existed, else the first.
+/// The name of a claim, of all that it may have. **The first that fits:**
+///
+/// 1. under which the VM's status has the claim with its data. What else exists does not matter: a disk keeps its claim;
+/// 2. that the VM's Pod mounts: a Pod of an earlier release, of which the status says nothing yet;
+/// 3. under which a claim exists that the VM may have;
+/// 4. under which a claim exists that it may not have;
+/// 5. under which a claim is known to have existed;
+/// 6. the first.
 fn existing_name(vm: &VirtualMachine, observed: &Observed, names: Vec<String>) -> String {
+    let has_data = |unused: bool| {
+        move |name: &&String| {
+            missing(vm, name).is_some_and(|known| known.unused == unused && !(unused && known.findings.is_empty()))
+        }
+    };
+    let pods = || observed.objects.iter().filter(|object| object.key.is_pod() && is_by_manager(vm, object));
+    let is_mounted = |name: &&String| pods().any(|pod| pod.mounted_claims().any(|(claim, _)| claim == **name));
     let exists = |name: &&String| observed.claim(name).is_some();
+    let is_usable = |name: &&String| {
+        observed.claim(name).is_some_and(|claim| !matches!(whose(vm, observed, claim), Whose::Foreign(_)))
+    };
     let known = |name: &&String| known(vm, name).is_some();
-    let name = names.iter().find(exists).or_else(|| names.iter().find(known)).cloned();
+    let name = names
+        .iter()
+        .find(has_data(false))
+        .or_else(|| names.iter().find(has_data(true)))
+        .or_else(|| names.iter().find(|name| exists(name) && is_mounted(name)))
+        .or_else(|| names.iter().find(is_usable))
+        .or_else(|| names.iter().find(exists))
+        .or_else(|| names.iter().find(known))
+        .cloned();
     name.or_else(|| names.into_iter().next()).unwrap_or_default()
+}
+
+/// Whether an owner or a manager has made the Pod, and no person.
+fn is_by_manager(vm: &VirtualMachine, pod: &Object) -> bool {
+    pod.is_owned_by(&vm.uid().unwrap_or_default()) || pod.maker.is_some() || pod.owned.is_some()
 }
 
 /// What the status has about a claim of the VM.
@@ -128,22 +174,6 @@ fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
     !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
 }
 
-/// Notes in a rendered claim for which VM it is made. A claim that exists keeps what it has: a person, a backup or another VM may have made it.
-pub fn note_origin(vm: &VirtualMachine, observed: &Observed, object: &mut Value) {
-    if object["kind"] != "PersistentVolumeClaim" {
-        return;
-    }
-    let name = object["metadata"]["name"].as_str().unwrap_or_default();
-    let found = observed.objects.iter().find(|found| found.key.is_claim() && found.key.name == name);
-    let origin = match found {
-        Some(found) => found.annotations.get(MADE_FOR_ANNOTATION).cloned(),
-        None => vm.uid().filter(|_| vm.annotations().contains_key(UNUSED_ANNOTATION)),
-    };
-    if let Some(origin) = origin {
-        object["metadata"]["annotations"][MADE_FOR_ANNOTATION] = origin.into();
-    }
-}
-
 /// What is applied to a claim, by its name and UID, so that a VM owns it and the garbage collector deletes it with the VM, or after it.
 pub fn owned_by(vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Value {
     let owner = json!({
@@ -153,6 +183,18 @@ pub fn owned_by(vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Value {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": { "name": claim, "uid": uid, "ownerReferences": [owner] },
     })
+}
+
+/// Whether a Pod that is not the VM's writes to the claim, as far as it was observed ([`Observed::others`]).
+fn is_in_use(observed: &Observed, claim: &str) -> bool {
+    let mut pods = observed.others.iter().filter(|pod| !pod.has_ended());
+    pods.any(|pod| pod.mounted_claims().any(|(mounted, writes)| writes && mounted == claim))
+}
+
+/// The object to apply to a claim that the VM takes: only to this version of it. Of two VMs that take it at once, one is refused.
+pub fn as_taken(mut object: Rendered, found: &Object) -> Rendered {
+    Arc::make_mut(&mut object.value)["metadata"]["resourceVersion"] = found.version.to_string().into();
+    object
 }
 
 /// The size in bytes that a claim's spec requests.
@@ -173,10 +215,13 @@ pub fn size_when_mounted(claim: &Object) -> Option<u64> {
 /// allows only the size of a claim to change, and only if the claim is bound and grows
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
 ///
-/// If the claim's label names another VM although the claim is this VM's ([`Object::vm`]), a tool writes that label, and it stays.
+/// If the claim's label names another VM although the claim is this VM's, a tool writes that label, and it stays.
 pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendered {
     let mut object = wanted.clone();
-    if let (Some(label), true) = (found.labels.get(INSTANCE_LABEL), found.annotations.contains_key(VM_ANNOTATION)) {
+    let note = found.annotations.get(BELONGS_TO_ANNOTATION).map(String::as_str);
+    let is_noted = note.is_some() && note == wanted.value["metadata"]["annotations"][BELONGS_TO_ANNOTATION].as_str();
+    let has_word = is_noted || found.annotations.contains_key(VM_ANNOTATION);
+    if let (Some(label), true) = (found.labels.get(INSTANCE_LABEL), has_word) {
         Arc::make_mut(&mut object.value)["metadata"]["labels"][INSTANCE_LABEL] = label.clone().into();
     }
     let size = wanted.value["spec"].pointer("/resources/requests/storage").cloned();
@@ -225,25 +270,41 @@ pub fn claims(
     let wanted = rendered.iter().filter(|object| object.key.is_claim());
     let used = wanted.map(|wanted| {
         let name = wanted.key.name.clone();
-        match (observed.get(&wanted.key), missing(vm, &name)) {
-            (Some(found), _) => {
+        let entry = entry_of(vm, &name);
+        let without = |uid, finding| ClaimStatus {
+            name: name.clone(),
+            uid,
+            unused: false,
+            entry: entry.clone(),
+            findings: vec![finding],
+        };
+        let found = observed.get(&wanted.key).map(|found| (found, whose(vm, observed, found)));
+        match (found, missing(vm, &name)) {
+            (Some((found, Whose::Own | Whose::Former)), _) => {
                 let findings = findings(vm, wanted, found, refusals);
-                ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, findings }
+                ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, entry, findings }
             }
-            (None, Some(known)) => {
-                ClaimStatus { findings: vec![ClaimFinding::new(Reason::ClaimMissing)], ..known.clone() }
+            (Some((_, Whose::Foreign(why))), known) => {
+                let finding = ClaimFinding { answer: Some(why.to_string()), ..ClaimFinding::new(why.reason()) };
+                without(known.and_then(|known| known.uid.clone()), finding)
             }
-            // The manager could not create it yet.
-            (None, None) => {
-                let findings = vec![ClaimFinding::new(Reason::ClaimPending)];
-                ClaimStatus { name, uid: None, unused: false, findings }
+            (Some((_, Whose::Free)), _) if is_in_use(observed, &name) => {
+                without(None, ClaimFinding::new(Reason::ClaimInUse))
             }
+            (None, Some(known)) => ClaimStatus {
+                unused: false,
+                entry,
+                findings: vec![ClaimFinding::new(Reason::ClaimMissing)],
+                ..known.clone()
+            },
+            // The manager could not create or take it yet.
+            (Some((_, Whose::Free)) | None, _) => without(None, ClaimFinding::new(Reason::ClaimPending)),
         }
     });
     let is_unused = |object: &&Arc<Object>| {
         object.key.is_claim()
-            && object.is_ours()
             && object.deleting.is_none()
+            && was_of(vm, object)
             && !rendered.iter().any(|rendered| rendered.key == object.key)
     };
     let unused = observed.objects.iter().filter(is_unused);
@@ -251,6 +312,7 @@ pub fn claims(
         name: object.key.name.clone(),
         uid: Some(object.uid.clone()),
         unused: true,
+        entry: known(vm, &object.key.name).and_then(|known| known.entry.clone()),
         findings: Vec::new(),
     });
     let mut claims: Vec<ClaimStatus> = used.chain(unused).collect();
@@ -336,7 +398,7 @@ pub fn new_findings<'a>(vm: &VirtualMachine, claims: &'a [ClaimStatus]) -> NewFi
 
 /// The sentence about a finding of a claim, for people.
 pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
-    let ClaimStatus { name: claim, uid, unused: _, findings } = claim;
+    let ClaimStatus { name: claim, uid, unused: _, entry: _, findings } = claim;
     let (current, wanted) = (
         finding.current.as_deref().unwrap_or("an unknown size"),
         finding.wanted.as_deref().unwrap_or("an unknown size"),
@@ -351,6 +413,14 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
              {INSTANCE_LABEL} names another VM: remove that label, or, if a tool writes it, add the annotation {VM_ANNOTATION}",
             uid.as_deref().unwrap_or_default()
         ),
+        Reason::ClaimTaken | Reason::ClaimReplaced => {
+            format!("claim {claim} {}", finding.answer.as_deref().unwrap_or("is not this VM's"))
+        }
+        Reason::ClaimInUse => {
+            format!(
+                "claim {claim} exists already, and a Pod that is not this VM's writes to it: the VM takes it when that Pod is gone"
+            )
+        }
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
         Reason::ClaimPending => {
             let class =
@@ -469,11 +539,6 @@ fn size_text(spec: &Value) -> Option<String> {
     Some(size.as_str().map_or_else(|| size.to_string(), str::to_owned))
 }
 
-/// The other VM to which a claim belongs, by the claim's annotation or label. Two VMs can't use the same claim.
-pub fn other_vm<'a>(vm: &VirtualMachine, claim: &'a Object) -> Option<&'a str> {
-    claim.vm().filter(|other| claim.is_ours() && *other != vm.name_any())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -541,6 +606,66 @@ mod tests {
         later.metadata.generation = Some(4);
         assert_eq!(reasons(&reported(&later, &[])), [Reason::GrowthPending]);
         assert_eq!(reasons(&reported(&first, &refusal("apple-runner-data"))), [Reason::GrowthPending]);
+    }
+
+    #[test]
+    fn a_disk_keeps_the_claim_that_the_status_has() {
+        let named = |known: Value, existing: &[&str]| {
+            let vm = vm(|vm| vm["status"] = json!({ "claims": known }));
+            let mut objects = rendered(&vm, &nothing());
+            objects.retain(|object| object.key.name.ends_with("-disk") || object.key.name.starts_with("core-disk"));
+            let template = objects.remove(0);
+            let existing = existing.iter().map(|name| {
+                let mut object = template.clone();
+                object.key.name = (*name).into();
+                Arc::make_mut(&mut object.value)["metadata"]["name"] = json!(name);
+                object
+            });
+            let observed = applied(&existing.collect::<Vec<_>>(), |_, _| ());
+            disk_name(&vm, "core-disk", &observed)
+        };
+        let (new, former) = ("apple-core-disk", "core-disk-apple-0");
+        let known = |name: &str| json!([{ "name": name, "uid": "u-1" }]);
+        assert_eq!(named(known(new), &[former]), new, "a lost claim is not replaced by an ancient one");
+        assert_eq!(named(known(former), &[new]), former, "nor by a new one");
+        assert_eq!(named(known(former), &[new, former]), former);
+        assert_eq!(named(json!([]), &[former]), former);
+        assert_eq!(named(json!([]), &[new, former]), new);
+        assert_eq!(named(json!([]), &[]), new);
+        assert_eq!(
+            named(json!([{ "name": former, "uid": "u-1", "unused": true }]), &[new]),
+            new,
+            "a disk that was taken out"
+        );
+    }
+
+    #[test]
+    fn a_disk_without_a_name_keeps_its_claim_when_the_list_is_edited() {
+        let disks = |sizes: &[&str]| {
+            let disk = |size: &&str| json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": size } } } } });
+            json!(sizes.iter().map(disk).collect::<Vec<_>>())
+        };
+        let before = vm(|vm| vm["spec"]["vm"]["disks"] = disks(&["1Gi", "2Gi"]));
+        let objects = rendered(&before, &nothing());
+        let observed = applied(&objects, |_, _| ());
+        let recorded = claims(&before, &observed, &objects, &[]);
+        let after = vm(|vm| {
+            vm["spec"]["vm"]["disks"] = disks(&["2Gi"]);
+            vm["status"] = json!({ "claims": recorded });
+        });
+        assert_eq!(volumes(&after).collect::<Vec<_>>(), [Some("disk-1".to_owned())]);
+        let objects = rendered(&after, &observed);
+        assert!(objects.iter().any(|object| object.key.name == "apple-disk-1"));
+        let recorded = claims(&after, &observed, &objects, &[]);
+        let unused: Vec<_> = recorded.iter().filter(|claim| claim.unused).map(|claim| claim.name.as_str()).collect();
+        assert_eq!(unused, ["apple-disk-0"]);
+        // It comes back, with its data.
+        let again = vm(|vm| {
+            vm["spec"]["vm"]["disks"] = disks(&["1Gi", "2Gi"]);
+            vm["status"] = json!({ "claims": recorded });
+        });
+        let both = ["disk-0", "disk-1"].map(|volume| Some(volume.to_owned()));
+        assert_eq!(volumes(&again).collect::<Vec<_>>(), both);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     access::MissingRule,
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
-    claims::Refusal,
+    claims::{Foreign, Refusal},
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
@@ -119,15 +119,13 @@ pub enum ActionError {
     /// An object with that name exists and does not belong to the VM.
     #[error("{0} exists and does not belong to this VM: delete or rename one of the two")]
     NameTaken(ObjectKey),
-    /// A claim is the disk of another VM.
-    #[error(
-        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the claim is not that VM's, remove its label app.kubernetes.io/instance or, if a tool such as Argo CD writes it, give the claim the annotation vmoperator.jdrupes.org/vm with the name of its VM"
-    )]
-    Shared {
+    /// A claim with the name of a disk is not the VM's.
+    #[error("{key} {why}")]
+    ForeignClaim {
         /// The claim.
         key: ObjectKey,
-        /// The VM in the claim's label.
-        vm: String,
+        /// Whose it is, and what to do.
+        why: Foreign,
     },
     /// A claim that the cache did not have exists, and is used now. It is another volume than the Pod was rendered for.
     #[error("{0} exists already: the VM is planned again with it")]
@@ -208,7 +206,7 @@ impl ActionError {
             Self::Api { .. }
             | Self::Forbidden { .. }
             | Self::NameTaken(_)
-            | Self::Shared { .. }
+            | Self::ForeignClaim { .. }
             | Self::SecretRefused { .. }
             | Self::MountMissing { .. }
             | Self::Answer { .. } => Persistence::Lasting,
@@ -237,7 +235,7 @@ impl ActionError {
         match self {
             Self::Forbidden { .. } => "Forbidden".into(),
             Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
-            Self::Shared { .. } => "Shared".into(),
+            Self::ForeignClaim { why, .. } => why.reason().as_str().into(),
             Self::Adopted(_) => "Adopted".into(),
             Self::Outdated(_) => "Outdated".into(),
             Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
@@ -250,7 +248,8 @@ impl ActionError {
     /// The reason of the condition Ready.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
+            Self::NameTaken(_) => Reason::NameTaken,
+            Self::ForeignClaim { why, .. } => why.reason(),
             Self::SecretRefused { .. } => Reason::SecretRefused,
             Self::MountMissing { .. } => Reason::MountMissing,
             Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Outdated(_) | Self::Answer { .. } => {
@@ -431,14 +430,10 @@ impl Cluster {
         let key = &rendered.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
         let found = existing.object.unpack();
-        let is_labelled = found.is_ours() && found.vm() == Some(&vm.name_any());
-        if key.is_claim()
-            && !is_labelled
-            && let Some(other) = self.children.other_user(vm, &found.uid)
-        {
-            return Err(ActionError::Shared { key: key.clone(), vm: other });
-        }
-        match conflict(vm, rendered, &found) {
+        let claimant = Some(&found).filter(|_| key.is_claim()).and_then(|claim| self.children.claimant(vm, claim));
+        match conflict(vm, rendered, &found, claimant.as_ref()) {
+            // It is taken only when the Pods of others that write to it are gone.
+            Conflict::Apply(_) if key.is_claim() && self.children.is_in_use(vm, &key.name) => Err(failed(answer)),
             // Somebody else may have taken the owner away, as at the deletion of the VM.
             Conflict::Apply(_) if adopts(rendered, &found) && !self.is_current(vm).await? => Err(failed(answer)),
             Conflict::Apply(object) => {
@@ -455,7 +450,7 @@ impl Cluster {
                 Ok(())
             }
             Conflict::NotOurs => Err(ActionError::NameTaken(key.clone())),
-            Conflict::OtherVm(vm) => Err(ActionError::Shared { key: key.clone(), vm }),
+            Conflict::Foreign(why) => Err(ActionError::ForeignClaim { key: key.clone(), why }),
         }
     }
 

@@ -84,6 +84,15 @@ pub const UNUSED_ANNOTATION: &str = "vmoperator.jdrupes.org/unused";
 /// The UID of the VM for which the manager has made a claim. Only claims of VMs with [`UNUSED_ANNOTATION`] get it.
 pub const MADE_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/madeFor";
 
+/// The VM to which a claim belongs, as `NAME/UID`. The manager applies it ([`crate::claims::whose`]).
+pub const BELONGS_TO_ANNOTATION: &str = "vmoperator.jdrupes.org/belongsTo";
+/// The prototype of which vmctl has derived a VM, as `NAMESPACE/NAME`; also on the VM's claims.
+pub const PROTOTYPE_ANNOTATION: &str = "vmoperator.jdrupes.org/prototype";
+/// The name and the UID in [`BELONGS_TO_ANNOTATION`].
+pub fn belongs_to(annotations: &BTreeMap<String, String>) -> Option<(&str, &str)> {
+    annotations.get(BELONGS_TO_ANNOTATION)?.split_once('/')
+}
+
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {

@@ -35,11 +35,23 @@ pub struct Observed {
     /// The objects that made Pods in `objects`, and the makers of these, if they are not in `objects` themselves.
     #[serde(default)]
     pub makers: Vec<Arc<Object>>,
+    /// By the UIDs of claims: the other VM to which each belongs. Those of this VM are not among them.
+    #[serde(default)]
+    pub claimants: BTreeMap<String, Claimant>,
     /// What runners report of the VM: objects of the kind VmReport that the VM owns or owned.
     #[serde(default)]
     pub reports: Vec<Arc<Object>>,
     /// The time.
     pub now: Timestamp,
+}
+
+/// Another VM of the namespace that exists and to which a claim belongs, as the claim's note or that VM's status says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimant {
+    /// Its name.
+    pub vm: String,
+    /// Whether it uses the claim. Otherwise it did once.
+    pub uses: bool,
 }
 
 impl Observed {
@@ -51,7 +63,7 @@ impl Observed {
     /// A VM with these objects, the reports of its runners among them.
     pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
         let (reports, objects) = objects.into_iter().partition(|object| object.key.is_report());
-        Self { objects, others: Vec::new(), makers: Vec::new(), reports, now }
+        Self { objects, others: Vec::new(), makers: Vec::new(), claimants: BTreeMap::new(), reports, now }
     }
 
     /// The object with that key.

@@ -29,7 +29,7 @@ mod reserved;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
-use kube::ResourceExt;
+use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::{Map, Value, json};
 
 pub use self::reserved::reserved;
@@ -213,8 +213,23 @@ fn state_fields() -> Value {
     json!({ "f:spec": { "f:vm": { "f:state": {} } } })
 }
 
-/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, the manager's part of the status, whether a runner
-/// has a part of it, and whether anything is recorded of the spec at all ([`crate::api::stored`]).
+/// Whether a pool has made the VM: the manager's entry for that is not older than the VM. Labels, annotations and owners can be copied, and a
+/// backup tool may bring an entry back, too, into a VM that is younger.
+pub fn is_made_by_pool(vm: &ObjectMeta) -> bool {
+    has_applied(vm, MEMBER_MANAGER)
+}
+
+/// Whether a field manager has applied the object since it was created.
+pub fn has_applied(object: &ObjectMeta, manager: &str) -> bool {
+    object.managed_fields.iter().flatten().any(|entry| {
+        let is_it = entry.manager.as_deref() == Some(manager) && entry.operation.as_deref() == Some("Apply");
+        let (written, created) = (entry.time.as_ref(), object.creation_timestamp.as_ref());
+        is_it && written.zip(created).is_none_or(|(written, created)| written.0 >= created.0)
+    })
+}
+
+/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, whether a pool has made the VM, the manager's part of
+/// the status, whether a runner has a part of it, and whether anything is recorded of the spec at all ([`crate::api::stored`]).
 pub fn trim(vm: &mut VirtualMachine) {
     let state = || Some(FieldsV1(state_fields()));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
@@ -232,10 +247,14 @@ pub fn trim(vm: &mut VirtualMachine) {
             entry.fields_v1 = state();
         }
         let is_of_runner = is_of_runner(entry);
-        if is_of_runner {
+        let is_of_pool = entry.manager.as_deref() == Some(MEMBER_MANAGER);
+        if is_of_runner || is_of_pool && !sets_state {
             entry.fields_v1 = None;
         }
-        sets_state || is_of_runner || [STATUS_MANAGER, REPAIR_MANAGER].map(Some).contains(&entry.manager.as_deref())
+        sets_state
+            || is_of_runner
+            || is_of_pool
+            || [STATUS_MANAGER, REPAIR_MANAGER].map(Some).contains(&entry.manager.as_deref())
     });
     // A client-side apply is repeated too, so its client counts as an applier.
     if applied_state == Some(true) {

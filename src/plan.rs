@@ -34,7 +34,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
-    claims,
+    claims::{self, Whose},
     object::{
         AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
     },
@@ -103,6 +103,8 @@ pub struct Plan {
     /// (`kubectl delete --cascade=orphan`), and the watch of VMs may report that deletion later than the watch of the objects: so before that
     /// plan is executed, the API server must say that the VM exists and is not being deleted.
     pub adopts: bool,
+    /// The names of the claims that nobody had, and that become the VM's.
+    pub taken_claims: Vec<String>,
 }
 
 impl Plan {
@@ -124,6 +126,7 @@ impl Plan {
             | Wait::NotRemoved(_)
             | Wait::Retry(_)
             | Wait::ClaimInUse(_)
+            | Wait::ClaimForeign(..)
             | Wait::ClaimMissing(_) => None,
         })
     }
@@ -215,6 +218,10 @@ impl<'a> Planner<'a> {
     /// The objects that exist whether or not the VM runs.
     fn permanent_objects(&mut self) {
         for object in self.rendered.into_iter().flatten().filter(|object| object.lifetime != Lifetime::Running) {
+            if !self.may_use(object) {
+                self.look_again();
+                continue;
+            }
             match self.existing(object) {
                 Existing::Absent if object.key.is_claim() && claims::missing(self.vm, &object.key.name).is_some() => {
                     self.plan.waits.push(Wait::ClaimMissing(object.key.clone()));
@@ -225,6 +232,28 @@ impl<'a> Planner<'a> {
                 // A claim that is being deleted exists until its Pod is gone. Then its data is gone too.
                 Existing::Deleting(_) => self.plan.waits.push(Wait::Gone(object.key.clone())),
                 Existing::NotOurs => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
+            }
+        }
+    }
+
+    /// Whether the object is no claim, or one that the VM has or may take. A claim that a Pod of others writes to is not taken.
+    fn may_use(&mut self, object: &Rendered) -> bool {
+        let Some(found) = self.observed.get(&object.key).filter(|_| object.key.is_claim()) else { return true };
+        match claims::whose(self.vm, self.observed, found) {
+            Whose::Own | Whose::Former => true,
+            Whose::Free => {
+                let is_in_use = self.guests.strangers().any(|pod| {
+                    let mut mounted = pod.mounted_claims();
+                    mounted.any(|(claim, writes)| writes && claim == object.key.name)
+                });
+                if !is_in_use && found.deleting.is_none() {
+                    self.plan.taken_claims.push(object.key.name.clone());
+                }
+                !is_in_use
+            }
+            Whose::Foreign(why) => {
+                self.plan.waits.push(Wait::ClaimForeign(object.key.clone(), why));
+                false
             }
         }
     }
@@ -575,7 +604,10 @@ impl<'a> Planner<'a> {
         let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         let uid = || found.uid.clone();
         let label = |patch| Action::Label { key: object.key.clone(), uid: uid(), patch };
+        let is_taken = || object.key.is_claim() && !matches!(claims::whose(self.vm, self.observed, found), Whose::Own);
         let action = match object.update {
+            // However the template wants it to change, it is noted in the claim whose it is.
+            Update::Once | Update::AtStart if is_taken() => self.changed_claim(object, found),
             // `kubectl delete --cascade=orphan` removed the owner.
             Update::Once => metadata::missing_owners(object, found)
                 .map(|owners| label(json!({ "metadata": { "ownerReferences": owners } }))),
@@ -612,6 +644,8 @@ impl<'a> Planner<'a> {
         }
         let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
+        let is_taken = !matches!(claims::whose(self.vm, self.observed, found), Whose::Own);
+        let wanted = if is_taken { claims::as_taken(wanted, found) } else { wanted };
         (!is_same || grows || !found.owns_all_of(&owned))
             .then(|| Action::Apply { object: wanted, uid: Some(found.uid.clone()) })
     }

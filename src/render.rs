@@ -49,7 +49,14 @@ use std::{
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
-use crate::{allowed, api::VirtualMachine, claims, config::ReconcilerConfig, object::Rendered, observed::Observed};
+use crate::{
+    allowed,
+    api::VirtualMachine,
+    claims,
+    config::ReconcilerConfig,
+    object::{BELONGS_TO_ANNOTATION, Rendered},
+    observed::Observed,
+};
 
 pub use context::{RandomInput, RelayIdentity, needs_relay_identity};
 pub use error::TemplateError;
@@ -193,6 +200,9 @@ pub fn first_start(
     for object in objects.iter_mut().filter(|_| !has_uid) {
         if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut() {
             metadata.remove("ownerReferences");
+            if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
+                annotations.remove(BELONGS_TO_ANNOTATION);
+            }
         }
     }
     Ok(objects)

@@ -145,7 +145,9 @@ impl<'a> Pods<'a> {
 fn is_deletion(wait: &Wait) -> bool {
     match wait {
         Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) => true,
-        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimMissing(_) => false,
+        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimForeign(..) | Wait::ClaimMissing(_) => {
+            false
+        }
     }
 }
 

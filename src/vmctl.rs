@@ -41,8 +41,8 @@ use tracing::{info, warn};
 
 use self::{
     cluster::{Cluster, RequestError},
-    derive::{Disks, Order, PodFacts, PodObject, Refusal},
-    standing::{LivingPods, Readiness, ReadyWhen, Standing, Taken},
+    derive::{Disks, Order, PodObject, Refusal},
+    standing::{LivingPods, Readiness, ReadyWhen, Standing, Taken, Workplace},
 };
 use crate::{
     api::{StoredVm, VirtualMachine, full_name},
@@ -135,9 +135,7 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
     let mut holder = Holder {
         cluster: Cluster::new(client, pod.clone(), namespace.clone()),
         order: Order { namespace, disks: options.disks, force: options.force },
-        prototype: options.prototype,
-        prototype_namespace,
-        pod,
+        place: Workplace { pod, prototype: options.prototype, prototype_namespace },
         name,
         vm,
         when: options.ready,
@@ -155,9 +153,7 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
 struct Holder {
     cluster: Cluster,
     order: Order,
-    prototype: String,
-    prototype_namespace: String,
-    pod: PodFacts,
+    place: Workplace,
     /// The VM's name.
     name: String,
     /// The VM's namespace and name.
@@ -196,7 +192,7 @@ impl Holder {
     async fn withdraw(self) -> Result<(), Error> {
         let found = self.cluster.vm(&self.name).await;
         match found {
-            Ok(found) if standing::standing(found.as_ref(), &self.pod, &None) == Standing::Ours => {
+            Ok(found) if standing::standing(found.as_ref(), &self.place, &None) == Standing::Ours => {
                 let uid = found.and_then(|vm| vm.uid).unwrap_or_default();
                 self.end(&uid).await
             }
@@ -211,11 +207,11 @@ impl Holder {
     /// One look at the VM of the name, and what follows from it.
     async fn step(&mut self) -> Result<Step, Error> {
         let found = self.cluster.vm(&self.name).await?;
-        let mut whose = standing::standing(found.as_ref(), &self.pod, &None);
+        let mut whose = standing::standing(found.as_ref(), &self.place, &None);
         // All Pods are listed only if it matters, and after the VM was read: a Pod is older than its VM.
         if matches!(whose, Standing::Leftover { .. } | Standing::Taken(Taken::UnknownPod { .. })) {
             let living = self.living_pods().await?;
-            whose = standing::standing(found.as_ref(), &self.pod, &living);
+            whose = standing::standing(found.as_ref(), &self.place, &living);
         }
         match whose {
             Standing::Ours => {
@@ -233,15 +229,14 @@ impl Holder {
     }
 
     async fn create(&mut self) -> Result<Step, Error> {
-        let prototype = self.cluster.prototype(&self.prototype_namespace, &self.prototype).await?;
-        let prototype = prototype
-            .ok_or_else(|| Error::NoPrototype { name: full_name(Some(&self.prototype_namespace), &self.prototype) })?;
+        let prototype = self.cluster.prototype(&self.place.prototype_namespace, &self.place.prototype).await?;
+        let prototype = prototype.ok_or_else(|| Error::NoPrototype { name: self.place.full_prototype() })?;
         let object = match self.cluster.pod().await {
             Ok(object) => object,
             Err(error) if error.is_forbidden() => PodObject::default(),
             Err(error) => return Err(error.into()),
         };
-        let derived = derive::derive(&prototype, &self.pod, &object, &self.order)?;
+        let derived = derive::derive(&prototype, &self.place.pod, &object, &self.order)?;
         // Claims that are deleted with the VM before must be gone, or the manager would take them for those of the new VM.
         if self.order.disks == Disks::Ephemeral
             && let Ok(StoredVm(vm)) = serde_json::from_str(&derived.manifest.to_string())
@@ -251,8 +246,8 @@ impl Holder {
         }
         match self.cluster.create(&self.name, derived.manifest).await? {
             Some(uid) => {
-                let prototype = full_name(Some(&self.prototype_namespace), &self.prototype);
-                info!(vm = self.vm, prototype, node = self.pod.node, "derived the VM");
+                let prototype = self.place.full_prototype();
+                info!(vm = self.vm, prototype, node = self.place.pod.node, "derived the VM");
                 derived.warnings.iter().for_each(|warning| warn!(vm = self.vm, "{warning}"));
                 Ok(Step::Have(uid))
             }
@@ -392,13 +387,13 @@ impl Holder {
 
     /// Deletes the VMs of this prototype whose Pods are gone.
     async fn sweep(&mut self) -> Result<(), RequestError> {
-        let vms = self.cluster.vms_of(&self.prototype).await?;
+        let vms = self.cluster.vms_of(&self.place.prototype).await?;
         if vms.iter().all(|vm| vm.name.as_ref() == Some(&self.name)) {
             return Ok(());
         }
         // After the VMs: a Pod is older than its VM.
         let Some(living) = self.living_pods().await? else { return Ok(()) };
-        for orphan in standing::orphans(&vms, &self.pod, &living) {
+        for orphan in standing::orphans(&vms, &self.place, &living) {
             self.cluster.delete(&orphan.name, &orphan.uid).await?;
             info!(
                 vm = full_name(Some(&self.order.namespace), &orphan.name),
@@ -411,7 +406,8 @@ impl Holder {
 
     /// The same for one Pod at all times, and another for each.
     fn sweep_period(&self) -> Duration {
-        let number = self.pod.uid.bytes().fold(0_u32, |number, byte| number.wrapping_mul(31).wrapping_add(byte.into()));
+        let number =
+            self.place.pod.uid.bytes().fold(0_u32, |number, byte| number.wrapping_mul(31).wrapping_add(byte.into()));
         SWEEP + Duration::from_millis((number % 10_000).into())
     }
 

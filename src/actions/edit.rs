@@ -337,7 +337,7 @@ fn add_disk(
     if size.bytes() < LEAST_DISK {
         return Err(Refusal::TooLittle(size.to_string()));
     }
-    let volumes: Vec<String> = claims::volumes(&vm.spec.vm.disks).flatten().collect();
+    let volumes: Vec<String> = claims::volumes(vm).flatten().collect();
     let is_used = |name: &str| volumes.contains(&format!("{name}-disk"));
     let claim = |name: &str| format!("{}-{name}-disk", vm.name_any());
     let is_kept = |name: &str| {
@@ -370,7 +370,7 @@ fn add_disk(
 }
 
 fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, Refusal> {
-    let volumes: Vec<Option<String>> = claims::volumes(&vm.spec.vm.disks).collect();
+    let volumes: Vec<Option<String>> = claims::volumes(vm).collect();
     let short = |volume: &str| volume.strip_suffix("-disk").unwrap_or(volume).to_owned();
     let claim = |volume: &str| format!("{}-{volume}", vm.name_any());
     let is_it = |volume: &Option<String>| {

@@ -79,7 +79,9 @@ reasons! {
     PodNotEnded, "Ready=False, event", Warning, "The Pod should have ended, and its node has not ended it. Nothing says that the node is down: the guest may still be powering down.";
     PodNotRemoved, "Ready=False, event", Warning, "Nothing runs in the Pod any more, but something keeps the object, usually a finalizer.";
     NameTaken, "Ready=False, ObjectsReady=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
-    ClaimInUse, "Ready=False, event", Warning, "Another Pod mounts one of the VM's claims and can write to it. The VM starts when that Pod is gone, or runs beside it: the manager does not delete the other Pod.";
+    ClaimTaken, "Ready=False, StorageReady=False, event", Warning, "A claim with the name of a disk belongs to another VM, or to somebody else. The message says to whom, and what to do.";
+    ClaimReplaced, "Ready=False, StorageReady=False, event", Warning, "Under the name of a claim with the VM's data there is another claim. The message says what to do.";
+    ClaimInUse, "Ready=False, StorageReady=False, event", Warning, "Another Pod mounts one of the VM's claims and can write to it. The VM starts when that Pod is gone, or runs beside it: the manager does not delete the other Pod.";
     ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
     Restless, "ObjectsReady=False, event", Warning, "The manager has written the VM's objects or its status again and again although nobody has changed the VM, so it waits between two writes: a template renders something else after each write, or another client changes the same fields.";
     MountMissing, "Ready=False, event", Warning, "The Pod would mount a Secret or a ConfigMap that does not exist, or lacks the key; the message names it. The VM starts when it is there.";
@@ -146,6 +148,7 @@ reasons! {
     AgentReplaced, "event", Notice, "The runner's agent gets another image. The guest goes on, and the agent reports again a moment later.";
     RestartRequired, "event", Notice, "The condition RestartRequired became True, or other changes wait.";
     PowerUnmanaged, "event", Warning, "The condition PowerUnmanaged became True.";
+    ClaimAdopted, "event", Notice, "The VM uses a claim that existed already, that the manager has not made, and that was nobody's.";
     DiskKept, "event", Notice, "A disk was removed from the spec; its claim still exists.";
     TemplatesChanged, "event", Notice, "The VM's objects are now rendered with another version of the templates.";
     TemplatesRefused, "event", Warning, "A newer version of the templates is not used because of this VM. The message explains why.";
@@ -166,6 +169,8 @@ impl Reason {
             Self::ApplyFailed
                 | Self::ChangeFailed
                 | Self::ClaimMissing
+                | Self::ClaimReplaced
+                | Self::ClaimTaken
                 | Self::ContainerFailed
                 | Self::ContainerWaiting
                 | Self::GuestPanicked

@@ -406,10 +406,24 @@ pub struct ClaimStatus {
     /// The VM does not use the claim any more. The claim and its data are kept.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unused: bool,
+    /// For a disk without a name: its entry in `spec.vm.disks` as it was last. It keeps this claim when the list is edited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entry: Option<DiskEntry>,
     /// The differences from the spec, and what is not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claim_findings")]
     pub findings: Vec<ClaimFinding>,
+}
+
+/// An entry of `spec.vm.disks` without a name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskEntry {
+    /// How many entries with a claim are before it.
+    pub position: u32,
+    /// A hash of the spec of its `volumeClaimTemplate`.
+    #[schemars(regex(pattern = "^[0-9a-f]{1,64}$"))]
+    pub parameters: String,
 }
 
 /// A difference between a claim and the spec, or a problem of a claim.
@@ -424,7 +438,7 @@ pub struct ClaimFinding {
     /// The size that the claim will have, or should have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<String>,
-    /// The API server's answer, if it refused a change.
+    /// The API server's answer, if it refused a change; or why the VM does not get the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
     /// The generation of the spec for which the API server refused the growth. The manager tries again for another generation.
@@ -446,6 +460,10 @@ pub struct Assignment {
     /// The pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// The UID of the pool: the assignment is not from another pool that has got its name. If whoever assigns the VM leaves it out, the manager adds
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_uid: Option<String>,
     /// The user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,

@@ -41,7 +41,9 @@
 //! Without `spec.replicas` no VM is made or deleted; the template is applied to those that exist. A pool that is being deleted makes none.
 //!
 //! **Which VMs are the pool's**: those whose owner it is, and those without an owner that a pool of its name has made, such as after
-//! `kubectl delete --cascade=orphan`.
+//! `kubectl delete --cascade=orphan`. That a pool has made them is in `metadata.managedFields` ([`is_made_by_pool`](crate::ownership::is_made_by_pool)):
+//! a copy that a person has made of such a VM, or a VM that came back from a backup, is not the pool's, whatever its labels, annotations and
+//! owners say.
 //!
 //! The template is applied when its hash has changed, and not when somebody has changed a VM. So nothing is written at rest, and the
 //! manager does not fight with whoever applies such a VM too.

@@ -326,7 +326,9 @@ impl World {
                 self.change(&vm, |member| (member.used, member.is_marked) = (Use::Used, false));
             }
         } else if let Some((why, write)) = round.writes.pop() {
-            let exists = matches!(&why, Why::PoolDeleted(pool) if self.stored.pools.contains_key(pool));
+            let held = self.stored.vms.get(&write.vm).and_then(|vm| vm.held.as_ref());
+            let is_from = |pool: &Pool| held.is_none_or(|held| held.is_from(pool));
+            let exists = matches!(&why, Why::PoolDeleted(pool) if self.stored.pools.get(pool).is_some_and(is_from));
             if exists || !is_same(&self.stored, &write.vm) {
                 return;
             }
@@ -339,7 +341,7 @@ impl World {
                     self.the_user_keeps_another(&write.vm, &read);
                     self.duplicates += 1;
                 }
-                Why::Used => assert_eq!(
+                Why::Used | Why::Noted => assert_eq!(
                     write.held.as_ref().map(|held| &held.user),
                     self.stored.vms[&write.vm].held.as_ref().map(|held| &held.user)
                 ),

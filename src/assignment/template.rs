@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     api::{VirtualMachine, VmPool},
     object::{POOL_LABEL, POOL_TEMPLATE_ANNOTATION, UNUSED_ANNOTATION},
+    ownership::is_made_by_pool,
 };
 
 /// From what the VMs of a pool are made.
@@ -74,6 +75,8 @@ pub struct Made {
     pub owner: Option<String>,
     /// The hash of the template that was applied to it last.
     pub template: Option<String>,
+    /// Whether a pool has made the VM ([`is_made_by_pool`]). All else could be copied.
+    pub is_proven: bool,
 }
 
 impl Made {
@@ -85,6 +88,7 @@ impl Made {
             pool: text(&vm.metadata.labels, POOL_LABEL),
             owner: owners.find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone()),
             template: text(&vm.metadata.annotations, POOL_TEMPLATE_ANNOTATION),
+            is_proven: is_made_by_pool(&vm.metadata),
         }
     }
 }

@@ -42,6 +42,7 @@ fn member(name: &str, edit: impl FnOnce(&mut Member)) -> Member {
 fn held(user: &str, assigned: i64, used: i64) -> Held {
     Held {
         pool: Some("desktops".into()),
+        pool_uid: None,
         user: user.into(),
         last_used: Some(minutes(used)),
         assigned_at: Some(minutes(assigned)),
@@ -143,8 +144,8 @@ fn a_write_names_each_field_and_the_version_that_was_read() {
     let expected = json!({
         "metadata": { "resourceVersion": "7" },
         "status": { "assignment": {
-            "pool": "desktops", "user": "alice", "lastUsed": "2027-01-15T08:00:00Z", "assignedAt": "2027-01-15T08:00:00Z",
-            "starts": null,
+            "pool": "desktops", "poolUid": null, "user": "alice", "lastUsed": "2027-01-15T08:00:00Z",
+            "assignedAt": "2027-01-15T08:00:00Z", "starts": null,
         }, "usedUid": write.uid },
     });
     assert!(write.uid.is_some());

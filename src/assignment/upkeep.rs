@@ -8,11 +8,12 @@
 //! | is being deleted | nothing |
 //! | has the mark that nobody has had it, and that is not true any more | the mark is taken away ([`Upkeep::used`]) |
 //! | is assigned to nobody | nothing |
-//! | is assigned from a pool that does not exist | it is nobody's |
+//! | is assigned from a pool that does not exist, or from another one of its name, by its UID | it is nobody's |
 //! | its user has another VM of the pool that comes before, and nobody is at its console | it is nobody's |
 //! | could have been taken for [`GRACE`](super::GRACE), or at all if it is to be replaced (`spec.reset`), and nobody is at its console | it is nobody's |
 //! | its user is at the console, and that was last noted [`NOTED`] ago | `lastUsed` is now |
 //! | its user has left the console after `lastUsed` | `lastUsed` is that time |
+//! | is assigned without the UID of its pool: by another program, or an earlier release | that is added |
 //! | is to be started for its assignment, and is not after [`UNFINISHED`] | it is started |
 //! | all others | nothing |
 //!
@@ -70,6 +71,8 @@ pub enum Why {
     Expired,
     /// Its user was at the console.
     Used,
+    /// It did not have the UID of its pool.
+    Noted,
 }
 
 /// How the VMs of a pool are.
@@ -100,10 +103,11 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
         let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
             continue;
         };
-        if !pools.contains_key(pool) {
+        let known = pools.get(pool).filter(|pool| held.is_from(pool));
+        let Some(known) = known else {
             upkeep.writes.push((Why::PoolDeleted(pool.clone()), member.write(None)));
             continue;
-        }
+        };
         let is_kept = kept.get(&(pool, &held.user)).is_none_or(|(_, name)| **name == member.name);
         if !is_kept && !member.console.is_connected {
             upkeep.writes.push((Why::Duplicate, member.write(None)));
@@ -123,8 +127,13 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
             upkeep.at(time, now);
         }
         if let Some(time) = used {
-            let held = Held { last_used: Some(time), ..held.clone() };
+            let held = Held { last_used: Some(time), pool_uid: known.uid.clone(), ..held.clone() };
             upkeep.writes.push((Why::Used, member.write(Some(held))));
+            continue;
+        }
+        if held.pool_uid.is_none() && known.uid.is_some() {
+            let held = Held { pool_uid: known.uid.clone(), ..held.clone() };
+            upkeep.writes.push((Why::Noted, member.write(Some(held))));
             continue;
         }
         if let Some(id) = member.pending_start() {

@@ -18,7 +18,7 @@ use super::vms::CHUNK;
 use crate::{
     api::VirtualMachine,
     claims,
-    object::{APP_NAME, named_vm},
+    object::{APP_NAME, belongs_to, named_vm},
 };
 
 /// The objects of that name: one or none. Unlike `get`, it needs the right to `list`.
@@ -64,6 +64,9 @@ fn is_of(vm: &VirtualMachine, kind: &TypeMeta, object: &impl ResourceExt) -> boo
     }
     if kind.kind == "PersistentVolumeClaim" && claims::possible_names(vm).any(|claim| claim == object.name_any()) {
         return claims::is_of(vm, object);
+    }
+    if let Some((noted, uid)) = belongs_to(object.annotations()).filter(|_| kind.kind == "PersistentVolumeClaim") {
+        return noted == name || Some(uid) == vm.metadata.uid.as_deref();
     }
     let is_labelled = object.labels().get("app.kubernetes.io/name").is_some_and(|label| label == APP_NAME);
     is_labelled && named_vm(object.annotations(), object.labels()) == Some(&name)

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::{ActionError, Cluster, Lacking, namespace_of};
 use crate::{
     api::VirtualMachine,
+    claims::Foreign,
     object::{Lifetime, ObjectKey},
     plan::Action,
 };
@@ -41,7 +42,7 @@ impl Cluster {
             if let Some(other) = self.children.other_holder(vm, name) {
                 let key =
                     ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
-                return Err(ActionError::Shared { key, vm: other });
+                return Err(ActionError::ForeignClaim { key, why: Foreign::Vm(other) });
             }
         }
         let mounted: Vec<Source> = step.iter().filter_map(pod_spec).flat_map(sources).collect();

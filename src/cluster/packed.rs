@@ -22,7 +22,7 @@ use serde_json::{Value, value::RawValue};
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
     metrics::VmSummary,
-    object::{APP_NAME, INSTANCE_LABEL, ObjectKey, named_vm},
+    object::{APP_NAME, BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, belongs_to, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{
         self, OBJECT_MANAGER, Writer,
@@ -470,6 +470,9 @@ fn own_fields(ours: &RawValue, entries: &[Fields]) -> Option<String> {
 fn vm_of(metadata: &WireMeta, key: &ObjectKey, origin: Origin) -> Option<String> {
     let is_labelled = metadata.labels.get("app.kubernetes.io/name").is_some_and(|name| name == APP_NAME);
     let labelled = || named_vm(&metadata.annotations, &metadata.labels).filter(|_| is_labelled).cloned();
+    if let Some(noted) = key.is_claim().then(|| noted_vm(metadata)).flatten() {
+        return Some(noted);
+    }
     let owner = owning_vm(&metadata.owner_references).map(str::to_owned);
     if !key.is_pod() || origin != Origin::Manager {
         return owner.or_else(labelled);
@@ -480,6 +483,18 @@ fn vm_of(metadata: &WireMeta, key: &ObjectKey, origin: Origin) -> Option<String>
     let has_label = || given().any(|fields| has_name(fields, INSTANCE_LABEL));
     let by_label = || metadata.labels.get(INSTANCE_LABEL).filter(|_| has_label()).cloned();
     owner.filter(|_| is_given).or_else(by_label).or_else(|| Some(key.name.clone()))
+}
+
+/// The name of the VM to which a claim belongs, if the manager has applied the note that says so and nobody has changed it.
+fn noted_vm(metadata: &WireMeta) -> Option<String> {
+    let (name, _) = belongs_to(&metadata.annotations)?;
+    let field = format!("\"f:{BELONGS_TO_ANNOTATION}\"");
+    let is_ours = metadata.managed_fields.iter().any(|entry| {
+        entry.manager == OBJECT_MANAGER
+            && entry.operation == "Apply"
+            && entry.fields_v1.as_ref().is_some_and(|fields| fields.get().contains(&field))
+    });
+    is_ours.then(|| name.to_owned())
 }
 
 /// The claims that a Pod mounts and can write to.

@@ -224,16 +224,23 @@ impl Children {
             of_vm.chain(of_nobody).map(Packed::unpack).collect()
         };
         let is_unsure = |object: &Object| {
-            let is_sure_pod = || match object.origin {
+            let is_sure = match object.origin {
                 Origin::Manager => object.has_given_owner(),
                 Origin::Predecessor | Origin::Unrecorded | Origin::Other => object.owner_vm.is_some(),
             };
-            (object.key.is_pod() && !is_sure_pod()) || (object.key.is_claim() && object.vm().is_none())
+            object.key.is_pod() && !is_sure
         };
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
         found.extend(self.lost_pods(vm, &found));
         found.extend(self.lost_claims(vm, &found));
-        Observed::of(found.into_iter().map(Arc::new).collect(), now)
+        let claims = found.iter().filter(|object| object.key.is_claim());
+        let claimants = claims.filter_map(|claim| Some((claim.uid.clone(), self.claimant(vm, claim)?))).collect();
+        Observed { claimants, ..Observed::of(found.into_iter().map(Arc::new).collect(), now) }
+    }
+
+    /// Whether a Pod of others, that has not ended, mounts the claim and can write to it.
+    pub(super) fn is_in_use(&self, vm: &VirtualMachine, claim: &str) -> bool {
+        self.mounting(vm, std::iter::once(claim.to_owned())).iter().any(|pod| !pod.has_ended())
     }
 
     /// The Pods of others that mount one of these claims of the VM and can write to it.

@@ -405,7 +405,7 @@ impl Export<'_> {
         order.sort_unstable();
         order.dedup();
         let mut used = Vec::new();
-        let volumes: Vec<Option<String>> = claims::volumes(&machine.disks).collect();
+        let volumes: Vec<Option<String>> = claims::volumes(self.vm).collect();
         for (number, (disk, volume)) in machine.disks.iter().zip(volumes).enumerate() {
             let field = format!("spec.vm.disks[{number}]");
             let Some(volume) = volume else {

@@ -137,7 +137,7 @@ impl Findings<'_> {
         let name = self.vm.name_any();
         let has_pod = self.observed.objects.iter().any(|object| object.key.is_pod());
         let (mut former, mut new) = (Vec::new(), Vec::new());
-        let disks: Vec<String> = claims::volumes(&self.vm.spec.vm.disks).flatten().collect();
+        let disks: Vec<String> = claims::volumes(self.vm).flatten().collect();
         let first_names: BTreeSet<String> = disks
             .iter()
             .filter_map(|volume| claims::disk_names(&name, volume).into_iter().next())

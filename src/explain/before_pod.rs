@@ -253,7 +253,7 @@ pub(super) fn server(facts: &Facts) -> Option<Finding> {
     }
     let (reason, ready) = facts.not_ready()?;
     let cause = match reason {
-        Reason::NameTaken => Cause::NameTaken,
+        Reason::NameTaken | Reason::ClaimTaken => Cause::NameTaken,
         Reason::WatchFailed => Cause::WatchFailed,
         Reason::SecretRefused => Cause::SecretRefused,
         Reason::MountMissing => Cause::MountMissing,
@@ -399,8 +399,10 @@ fn refusal(facts: &Facts, ready: &Condition) -> Finding {
 
 /// The claims have their volumes. While a guest runs, they have.
 pub(super) fn claims(facts: &Facts) -> Option<Finding> {
-    if let Some((reason @ (Reason::ClaimMissing | Reason::ClaimInUse), ready)) = facts.not_ready() {
-        let cause = if reason == Reason::ClaimMissing { Cause::ClaimMissing } else { Cause::ClaimInUse };
+    if let Some((reason @ (Reason::ClaimMissing | Reason::ClaimReplaced | Reason::ClaimInUse), ready)) =
+        facts.not_ready()
+    {
+        let cause = if reason == Reason::ClaimInUse { Cause::ClaimInUse } else { Cause::ClaimMissing };
         return Some(of_condition(facts, cause, ready));
     }
     let has_node = facts.pod().is_some_and(|pod| pod.node_name().is_some());

@@ -321,7 +321,7 @@ impl Assignments {
     async fn write(&self, handle: &PoolHandle, why: &Why, write: &Write, members: &[Member]) -> Result<(), KeepError> {
         let vm = format!("{}/{}", handle.namespace, write.vm);
         if let Why::PoolDeleted(pool) = why
-            && !self.is_deleted(&handle.namespace, pool).await?
+            && !self.is_deleted(&handle.namespace, pool, pool_uid(members, write)).await?
         {
             return Ok(());
         }
@@ -338,6 +338,10 @@ impl Assignments {
                 debug!(vm, user, "noted that the VM is used");
                 return Ok(());
             }
+            Why::Noted => {
+                debug!(vm, user, "noted the UID of the pool");
+                return Ok(());
+            }
             Why::PoolDeleted(_) => "its pool does not exist",
             Why::Duplicate => "the user has another VM of the pool",
             Why::Expired => "it was not used for longer than the pool's retention",
@@ -346,10 +350,10 @@ impl Assignments {
         Ok(())
     }
 
-    /// Asks the API server whether a pool does not exist. The watch may be behind.
-    async fn is_deleted(&self, namespace: &str, name: &str) -> Result<bool, KeepError> {
+    /// Asks the API server whether a pool with this UID does not exist. The watch may be behind.
+    async fn is_deleted(&self, namespace: &str, name: &str, uid: Option<&String>) -> Result<bool, KeepError> {
         match self.pools_of(namespace).get(name).await {
-            Ok(_) => Ok(false),
+            Ok(found) => Ok(uid.is_some_and(|uid| found.metadata.uid.as_ref() != Some(uid))),
             // Without details it is the definition that does not exist.
             Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(answer.details.is_some()),
             Err(source) => {
@@ -389,4 +393,9 @@ impl Assignments {
     fn pools_of(&self, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), namespace, &VmPool::api_resource())
     }
+}
+
+/// The UID of the pool from which a VM is assigned before a write.
+fn pool_uid<'a>(members: &'a [Member], write: &Write) -> Option<&'a String> {
+    members.iter().find(|member| member.name == write.vm)?.held.as_ref()?.pool_uid.as_ref()
 }

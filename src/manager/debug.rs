@@ -196,6 +196,7 @@ fn wait(wait: &Wait) -> Value {
         Wait::NotRemoved(key) => ("NotRemoved", key),
         Wait::Retry(key) => ("Retry", key),
         Wait::ClaimInUse(key) => ("ClaimInUse", key),
+        Wait::ClaimForeign(key, why) => (why.reason().as_str(), key),
         Wait::ClaimMissing(key) => ("ClaimMissing", key),
     };
     json!({ "for": why, "object": key.to_string() })

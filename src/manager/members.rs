@@ -1,10 +1,10 @@
 //! Makes, changes and deletes the VMs of pools with a template. What is to be done is [`crate::assignment::members`].
 
-use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api, Client, CustomResourceExt, ResourceExt,
+    Api, Client, CustomResourceExt, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
-    core::DynamicObject,
+    core::{DynamicObject, ObjectMeta},
 };
 use serde_json::json;
 use tracing::info;
@@ -19,7 +19,7 @@ use crate::{
     cluster::NO_VERSION,
     metrics::Metrics,
     object::{MADE_FOR_ANNOTATION, POOL_LABEL},
-    ownership::MEMBER_MANAGER,
+    ownership::{MEMBER_MANAGER, is_made_by_pool},
 };
 
 /// The VMs of the pools of a namespace.
@@ -95,7 +95,7 @@ impl Members<'_> {
         let of_pool = ListParams::default().labels(&format!("{POOL_LABEL}={}", pool.name));
         let found = self.vms().list_metadata(&of_pool).await;
         let found = found.map_err(|error| MemberError::Count(Box::new(error)))?;
-        let own = found.iter().filter(|vm| is_owned(vm.owner_references(), pool)).count();
+        let own = found.iter().filter(|vm| is_made(vm.meta(), pool)).count();
         Ok(usize::try_from(pool.replicas.unwrap_or_default()).unwrap_or(usize::MAX).saturating_sub(own))
     }
 
@@ -150,7 +150,7 @@ impl Members<'_> {
         let found = self.vms().get_metadata_opt(vm).await;
         let failed = |error| MemberError::Vm { verb: "get", vm: vm.to_owned(), source: Box::new(error) };
         // One that is gone again is made in the next round.
-        Ok(found.map_err(failed)?.is_none_or(|vm| is_owned(vm.owner_references(), pool)))
+        Ok(found.map_err(failed)?.is_none_or(|vm| is_made(vm.meta(), pool)))
     }
 
     /// The claims that were made for a VM and that it has, each with its UID. Others are somebody else's, such as a copy that a person has made.
@@ -210,6 +210,7 @@ impl Members<'_> {
     }
 }
 
-fn is_owned(owners: &[OwnerReference], pool: &Pool) -> bool {
-    owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())
+/// Whether the manager has made the VM for the pool.
+fn is_made(vm: &ObjectMeta, pool: &Pool) -> bool {
+    is_made_by_pool(vm) && vm.owner_references.iter().flatten().any(|owner| Some(&owner.uid) == pool.uid.as_ref())
 }

@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use crate::object::{Lifetime, ObjectKey, Rendered};
+use crate::{
+    claims::Foreign,
+    object::{Lifetime, ObjectKey, Rendered},
+};
 
 /// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,6 +104,8 @@ pub enum Wait {
     Retry(ObjectKey),
     /// The Pod does not belong to this VM and can write to one of its claims.
     ClaimInUse(ObjectKey),
+    /// The claim is not the VM's. A person must give the disk another name, or say whose the claim is.
+    ClaimForeign(ObjectKey, Foreign),
     /// The claim existed and does not exist any more. A person must restore it or give it up.
     ClaimMissing(ObjectKey),
 }
@@ -115,6 +120,7 @@ impl Wait {
             | Self::NotRemoved(key)
             | Self::Retry(key)
             | Self::ClaimInUse(key)
+            | Self::ClaimForeign(key, _)
             | Self::ClaimMissing(key) => key,
         }
     }

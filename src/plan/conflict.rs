@@ -4,7 +4,7 @@
 //!
 //! | rendered as | the existing object | decision |
 //! |---|---|---|
-//! | `keep` | is labelled as another VM's | [`Conflict::OtherVm`]: refuse |
+//! | a claim | is not this VM's ([`claims::whose_with`]) | [`Conflict::Foreign`]: refuse |
 //! | a claim | any other | [`Conflict::Apply`]: a claim with the disk's name is used as the disk, also if a person created it; its spec stays, and if the Pod was rendered for another volume, the VM is planned again |
 //! | a Pod | is this VM's | [`Conflict::Label`]: restore the labels, so that the watch reports it; the next plan decides about other changes |
 //! | `once` | is this VM's | [`Conflict::Keep`]: leave it alone |
@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use super::metadata;
 use crate::{
     api::VirtualMachine,
-    claims,
-    object::{Lifetime, Rendered, Update},
-    observed::Object,
+    claims::{self, Foreign, Whose},
+    object::{Rendered, Update},
+    observed::{Claimant, Object},
 };
 
 /// The decision about the existing object.
@@ -34,18 +34,20 @@ pub enum Conflict {
     Keep,
     /// Refuse: it belongs to someone else.
     NotOurs,
-    /// Refuse: it belongs to this other VM.
-    OtherVm(String),
+    /// Refuse: it is a claim that is not the VM's.
+    Foreign(Foreign),
 }
 
-/// Decides by the table above.
-pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Conflict {
-    let is_kept = rendered.lifetime == Lifetime::Keep;
-    if let Some(other) = claims::other_vm(vm, found).filter(|_| is_kept) {
-        return Conflict::OtherVm(other.to_owned());
-    }
-    if is_kept && rendered.key.is_claim() {
-        return Conflict::Apply(claims::as_existing(rendered, found, false));
+/// Decides by the table above. `claimant`: another VM to which a claim belongs.
+pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object, claimant: Option<&Claimant>) -> Conflict {
+    if rendered.key.is_claim() {
+        return match claims::whose_with(vm, found, claimant, false) {
+            Whose::Own => Conflict::Apply(claims::as_existing(rendered, found, false)),
+            Whose::Former | Whose::Free => {
+                Conflict::Apply(claims::as_taken(claims::as_existing(rendered, found, false), found))
+            }
+            Whose::Foreign(why) => Conflict::Foreign(why),
+        };
     }
     if !found.is_of(vm) {
         return Conflict::NotOurs;
@@ -85,7 +87,7 @@ mod tests {
         let mut wanted = rendered(&vm, &nothing()).into_iter().find(|object| object.key.kind == kind).unwrap();
         wanted.update = update.unwrap_or(wanted.update);
         let found = applied(&[wanted.clone()], |_, object| edit(object));
-        (conflict(&vm, &wanted, &found.objects[0]), wanted)
+        (conflict(&vm, &wanted, &found.objects[0], None), wanted)
     }
 
     fn without_labels(object: &mut Value) {
@@ -109,7 +111,12 @@ mod tests {
         let Conflict::Apply(applied) = decision else { panic!("{decision:?}") };
         assert_eq!(applied.value["spec"]["resources"]["requests"]["storage"], "512Mi", "its size stays");
         assert_eq!(applied.value["metadata"], wanted.value["metadata"]);
-        assert_eq!(decide("PersistentVolumeClaim", None, of_pear).0, Conflict::OtherVm("pear".into()));
+        let given_to_pear = |claim: &mut Value| {
+            of_pear(claim);
+            claim["metadata"]["annotations"].as_object_mut().unwrap().remove("vmoperator.jdrupes.org/belongsTo");
+        };
+        let of_pear = Conflict::Foreign(Foreign::Vm("pear".into()));
+        assert_eq!(decide("PersistentVolumeClaim", None, given_to_pear).0, of_pear);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     },
     claims,
     object::{FORCE_STOP_ANNOTATION, STATE_UNTIL_ANNOTATION, is_workload},
-    plan::{Action, DeleteReason, guests},
+    plan::{Action, DeleteReason, Plan, guests},
     power::{force_stop::Misuse, is_report_of},
 };
 
@@ -30,6 +30,7 @@ pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: 
     events.extend(guest_changed(reconciled, wanted));
     events.extend(templates_changed(vm, wanted.templates.as_ref()));
     if reconciled.rendered.is_ok() {
+        events.extend(claims_adopted(reconciled.plan, done));
         events.extend(claims_changed(vm, wanted));
     }
     events
@@ -167,6 +168,21 @@ fn templates_changed(vm: &VirtualMachine, after: Option<&RenderedFrom>) -> Optio
         note: format!("rendered with templates {}; before with {}", version(after), version(before)),
         action: "Reconcile",
     })
+}
+
+/// The claims that nobody had, and that have become the VM's.
+fn claims_adopted(plan: &Plan, done: &[&Action]) -> Vec<Event> {
+    let is_done = |claim: &&String| {
+        done.iter().any(|action| matches!(action, Action::Apply { object, .. } if object.key.is_claim() && object.key.name == **claim))
+    };
+    let event = |claim: &String| Event {
+        reason: Reason::ClaimAdopted,
+        note: format!(
+            "claim {claim} existed already, and was nobody's: the VM uses it from now on, with what is in it"
+        ),
+        action: "Reconcile",
+    };
+    plan.taken_claims.iter().filter(is_done).map(event).collect()
 }
 
 /// New findings about claims, and claims that the VM does not use any more.

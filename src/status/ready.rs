@@ -339,6 +339,7 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
             Reason::ClaimInUse,
             format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),
         ),
+        (Ok(_), Some(Wait::ClaimForeign(claim, why))) => Problem::new(why.reason(), format!("{claim} {why}")),
         (Ok(_), Some(Wait::ClaimMissing(claim))) => Problem::new(
             Reason::ClaimMissing,
             format!("{claim} with the VM's data does not exist any more: the condition StorageReady says what to do"),

@@ -240,7 +240,7 @@ async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> R
     })
 }
 
-/// The metadata of all objects that a list has, without its biggest part, which vmctl does not need.
+/// The metadata of all objects that a list has. Of its biggest part only who has applied it with vmctl is kept.
 async fn all_metadata<K>(api: &Api<K>, mut page: ListParams) -> Result<Vec<ObjectMeta>, kube::Error>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -249,7 +249,13 @@ where
     let mut all = vec![];
     loop {
         let list = answered(api.list_metadata(&page)).await?;
-        all.extend(list.items.into_iter().map(|object| ObjectMeta { managed_fields: None, ..object.metadata }));
+        all.extend(list.items.into_iter().map(|object| {
+            let mut metadata = object.metadata;
+            let entries = metadata.managed_fields.get_or_insert_default();
+            entries.retain(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+            entries.iter_mut().for_each(|entry| entry.fields_v1 = None);
+            metadata
+        }));
         page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
         if page.continue_token.is_none() {
             return Ok(all);

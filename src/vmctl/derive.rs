@@ -18,13 +18,12 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::{self, VirtualMachine},
+    object::PROTOTYPE_ANNOTATION,
     render::{context::TOOL_LABELS, output::digest},
 };
 
 /// The label of derived VMs, and so of their Pods: the name of the prototype.
 pub const PROTOTYPE_LABEL: &str = "vmoperator.jdrupes.org/prototype";
-/// The annotation with the prototype of a derived VM: `NAMESPACE/NAME`.
-pub const PROTOTYPE_ANNOTATION: &str = "vmoperator.jdrupes.org/prototype";
 /// The annotation with the Pod of a derived VM: `NAMESPACE/NAME`.
 pub const POD_ANNOTATION: &str = "vmoperator.jdrupes.org/vmctl-pod";
 /// The annotation with the UID of that Pod. A VM is only this Pod's.

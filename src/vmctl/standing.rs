@@ -4,14 +4,45 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{ResourceExt, core::ObjectMeta};
 
-use super::derive::{POD_ANNOTATION, POD_UID_ANNOTATION, PodFacts};
+use super::{
+    FIELD_MANAGER,
+    derive::{self, POD_ANNOTATION, POD_UID_ANNOTATION, PodFacts},
+};
 use crate::{
-    api::{VirtualMachine, conditions},
-    object::named_vm,
+    api::{VirtualMachine, conditions, full_name},
+    object::{PROTOTYPE_ANNOTATION, belongs_to, named_vm},
+    ownership::has_applied,
 };
 
 /// The UIDs of the Pods in the namespace of vmctl's Pod that have not ended; `None` if they can't be listed.
 pub type LivingPods = Option<BTreeSet<String>>;
+
+/// For whom a vmctl works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workplace {
+    /// The Pod in which it runs.
+    pub pod: PodFacts,
+    /// The name of the prototype.
+    pub prototype: String,
+    /// The prototype's namespace.
+    pub prototype_namespace: String,
+}
+
+impl Workplace {
+    /// The prototype as `NAMESPACE/NAME`.
+    pub fn full_prototype(&self) -> String {
+        full_name(Some(&self.prototype_namespace), &self.prototype)
+    }
+
+    /// Whether the VM is what a vmctl of the prototype has made for a Pod: by its name, and by what the API server has noted about who applied it.
+    /// Annotations are copied with a VM.
+    fn is_derived(&self, vm: &ObjectMeta, pod: &str) -> bool {
+        let (namespace, name) = pod.split_once('/').unwrap_or_default();
+        let pod = PodFacts { name: name.into(), namespace: namespace.into(), ..self.pod.clone() };
+        let derived = derive::name(&self.prototype_namespace, &self.prototype, &pod);
+        has_applied(vm, FIELD_MANAGER) && vm.name.as_ref() == Some(&derived)
+    }
+}
 
 /// What a VM with the name of the derived one is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +68,14 @@ pub enum Taken {
     /// No vmctl made it.
     #[error("no vmctl has made it, so it is left alone: delete or rename it, or rename the workload of this Pod")]
     Foreign,
+    /// Names of prototypes and Pods together give the same for several.
+    #[error(
+        "it is of the prototype {prototype}: its name and that of its Pod together give the same as those of this one; rename one of the workloads"
+    )]
+    OtherPrototype {
+        /// `NAMESPACE/NAME`.
+        prototype: String,
+    },
     /// Another Pod lives whose name together with that of its prototype gives the same name.
     #[error(
         "it is of the Pod {pod}, which exists: the names of prototype and Pod together give the same; rename one of the workloads"
@@ -63,11 +102,17 @@ pub enum Taken {
 }
 
 /// What the VM is that has the name of the one to be derived for a Pod.
-pub fn standing(found: Option<&ObjectMeta>, pod: &PodFacts, living: &LivingPods) -> Standing {
+pub fn standing(found: Option<&ObjectMeta>, own: &Workplace, living: &LivingPods) -> Standing {
+    let pod = &own.pod;
     let Some(found) = found else { return Standing::Absent };
-    let Some((other, other_uid)) = pod_of(found) else { return Standing::Taken(Taken::Foreign) };
+    let Some((other, other_uid)) = pod_of(found).filter(|_| has_applied(found, FIELD_MANAGER)) else {
+        return Standing::Taken(Taken::Foreign);
+    };
     if found.deletion_timestamp.is_some() {
         return Standing::Going;
+    }
+    if let Some(prototype) = prototype_of(found).filter(|prototype| **prototype != own.full_prototype()) {
+        return Standing::Taken(Taken::OtherPrototype { prototype: prototype.clone() });
     }
     if other_uid == pod.uid {
         return Standing::Ours;
@@ -97,12 +142,17 @@ pub struct Orphan {
     pub pod: String,
 }
 
-/// The VMs whose Pods were in this Pod's namespace and live no more: they were deleted by force, or evicted, after which the object of a Pod
+/// The VMs of the prototype whose Pods were in this Pod's namespace and live no more: they were deleted by force, or evicted, after which the object of a Pod
 /// stays. `living` must have been listed after the VMs, because a Pod is older than its VM.
-pub fn orphans(vms: &[ObjectMeta], pod: &PodFacts, living: &BTreeSet<String>) -> Vec<Orphan> {
+pub fn orphans(vms: &[ObjectMeta], own: &Workplace, living: &BTreeSet<String>) -> Vec<Orphan> {
+    let pod = &own.pod;
     let lost = vms.iter().filter(|vm| vm.deletion_timestamp.is_none()).filter_map(|vm| {
         let (other, uid) = pod_of(vm)?;
-        let is_lost = uid != pod.uid && namespace_of(other) == pod.namespace && !living.contains(uid);
+        let is_lost = uid != pod.uid
+            && namespace_of(other) == pod.namespace
+            && !living.contains(uid)
+            && prototype_of(vm).is_none_or(|prototype| *prototype == own.full_prototype())
+            && own.is_derived(vm, other);
         is_lost.then(|| Orphan {
             name: vm.name.clone().unwrap_or_default(),
             uid: vm.uid.clone().unwrap_or_default(),
@@ -116,6 +166,11 @@ pub fn orphans(vms: &[ObjectMeta], pod: &PodFacts, living: &BTreeSet<String>) ->
 fn pod_of(vm: &ObjectMeta) -> Option<(&str, &str)> {
     let annotations = vm.annotations.as_ref()?;
     Some((annotations.get(POD_ANNOTATION)?, annotations.get(POD_UID_ANNOTATION)?))
+}
+
+/// The prototype of a derived VM: `NAMESPACE/NAME`.
+fn prototype_of(vm: &ObjectMeta) -> Option<&String> {
+    vm.annotations.as_ref()?.get(PROTOTYPE_ANNOTATION)
 }
 
 fn namespace_of(full_name: &str) -> &str {
@@ -139,7 +194,11 @@ pub fn lacks_owner(claim: &ObjectMeta, vm: &str, vm_uid: &str) -> bool {
     let none = BTreeMap::new();
     let named = named_vm(claim.annotations.as_ref().unwrap_or(&none), claim.labels.as_ref().unwrap_or(&none));
     let mut owners = claim.owner_references.iter().flatten();
-    named.is_some_and(|named| named == vm) && claim.deletion_timestamp.is_none() && !owners.any(|it| it.uid == vm_uid)
+    let is_vms = match belongs_to(claim.annotations.as_ref().unwrap_or(&none)) {
+        Some((_, uid)) => uid == vm_uid,
+        None => named.is_some_and(|named| named == vm),
+    };
+    is_vms && claim.deletion_timestamp.is_none() && !owners.any(|it| it.uid == vm_uid)
 }
 
 /// When vmctl's Pod is ready.

@@ -142,7 +142,7 @@ async fn two_vms_can_not_use_one_claim() {
     ns.create_vm("a", with_disk("b-core")).await;
     ns.vm_with_reason("a", "Starting").await;
     ns.create_vm("a-b", with_disk("core")).await;
-    let vm = ns.vm_with_reason("a-b", "NameTaken").await;
+    let vm = ns.vm_with_reason("a-b", "ClaimTaken").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.starts_with("PersistentVolumeClaim a-b-core-disk belongs to the VM a: "), "{message}");
     assert_eq!(

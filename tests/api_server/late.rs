@@ -11,7 +11,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use vm_operator::api::VirtualMachine;
+use vm_operator::{api::VirtualMachine, object::VM_ANNOTATION};
 
 use crate::support::{
     cluster::{Cluster, TestNamespace, XTASK, eventually},
@@ -338,7 +338,7 @@ async fn a_claim_that_lost_its_labels_is_not_taken_by_another_vm() {
     ns.pod_when("a", "made", |_| true).await;
     ns.vm_with_reason("a", "Starting").await;
     ns.namespace.apply(&with_disk("a-b", "c").to_string());
-    ns.vm_with_reason("a-b", "NameTaken").await;
+    ns.vm_with_reason("a-b", "ClaimTaken").await;
     let claims: Api<PersistentVolumeClaim> = ns.api();
     let lose_labels = async |time: &str| {
         // The second VM is looked at, too.
@@ -364,12 +364,14 @@ async fn a_claim_that_lost_its_labels_is_not_taken_by_another_vm() {
         assert_eq!(lose_labels(time).await, "a");
     }
     assert!(ns.pods().await.is_empty());
-    // Its owner gives it away.
+    // It does not use it any more, and a person gives it to the other one.
     ns.patch_vm("a", json!({ "spec": { "vm": { "disks": [] } } })).await;
     ns.vm_when("a", "without the disk", |vm| {
         vm.status.iter().flat_map(|status| &status.claims).any(|claim| claim.name == "a-b-c-disk" && claim.unused)
     })
     .await;
+    let given = Patch::Merge(json!({ "metadata": { "annotations": { VM_ANNOTATION: "a-b" } } }));
+    claims.patch("a-b-c-disk", &PatchParams::default(), &given).await.unwrap();
     assert_eq!(lose_labels("sixth").await, "a-b");
 }
 

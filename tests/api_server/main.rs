@@ -65,6 +65,7 @@ mod former_releases;
 // Pod Security Standards, and Pods that wait for devices.
 mod pod_security;
 // Disks: claims grow, are kept, and belong to one VM.
+mod claims;
 mod disks;
 
 // The display's secret, made by a person or by the manager.

@@ -210,6 +210,14 @@ async fn the_manager_ends_assignments_and_finishes_starts() {
     delete(&ns.api::<VmPool>(), "gone").await;
     ns.vm_when("plum", "its pool is gone", is_free).await;
 
+    // A former pool of that name has assigned it.
+    let assignment = json!({ "pool": POOL, "poolUid": "of-a-former-pool", "user": "of-plum", "assignedAt": long_ago, "lastUsed": now });
+    patch_status(&ns, "plum", json!({ "assignment": assignment })).await;
+    ns.vm_when("plum", "its pool was made again", is_free).await;
+    let uid = ns.api::<VmPool>().get(POOL).await.unwrap().metadata.uid;
+    let has_uid = |vm: &VirtualMachine| vm.status.as_ref().unwrap().assignment.as_ref().unwrap().pool_uid == uid;
+    ns.vm_when("zebra", "the UID of its pool is noted", has_uid).await;
+
     // Whoever assigned it has ended before the start.
     let assignment = json!({ "pool": POOL, "user": "erin", "assignedAt": long_ago, "lastUsed": now, "starts": true });
     patch_status(&ns, "quince", json!({ "assignment": assignment })).await;

@@ -372,10 +372,12 @@ async fn vms_of_pods_that_were_killed_or_evicted_are_deleted() {
     let (evicted, lives, next) = (pod(&ns, "evicted").await, pod(&ns, "lives").await, pod(&ns, "next").await);
     let vmctl = start(&evicted);
     let other = start(&lives);
-    vm(&ns, "testvm-evicted").await;
+    let to_be_evicted = vm(&ns, "testvm-evicted").await;
     vm(&ns, "testvm-lives").await;
+    // A person's copy.
     let foreign = prototype(|vm| {
         vm["metadata"]["name"] = json!("by-hand");
+        vm["metadata"]["annotations"] = json!(to_be_evicted.annotations());
         vm["metadata"]["labels"][PROTOTYPE_LABEL] = json!("testvm");
     });
     ns.api::<VirtualMachine>().create(&PostParams::default(), &serde_json::from_value(foreign).unwrap()).await.unwrap();

@@ -128,6 +128,8 @@ fn each_reason_of_ready_has_a_health() {
         ApplyFailed,
         ChangeFailed,
         ClaimMissing,
+        ClaimReplaced,
+        ClaimTaken,
         ContainerFailed,
         ContainerWaiting,
         GuestPanicked,

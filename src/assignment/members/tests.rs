@@ -6,7 +6,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::VirtualMachine,
-    assignment::{Assignee, Pools, Refusal, Start, Step, assign, upkeep::upkeep},
+    assignment::{
+        Assignee, Pools, Refusal, Start, Step, Write, assign,
+        upkeep::{Why, upkeep},
+    },
+    ownership::MEMBER_MANAGER,
     people::Rights,
     test_support::{noon, vm},
 };
@@ -41,6 +45,11 @@ fn stored(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMach
         vm["metadata"]["namespace"] = json!("ns");
         vm["metadata"]["uid"] = json!(format!("u-{name}"));
         vm["metadata"]["resourceVersion"] = json!("7");
+        vm["metadata"]["creationTimestamp"] = json!("2027-01-15T06:00:00Z");
+        vm["metadata"]["managedFields"] = json!([{
+            "manager": MEMBER_MANAGER, "operation": "Apply", "time": "2027-01-15T06:00:00Z",
+            "fieldsV1": { "f:metadata": { "f:labels": { "f:vmoperator.jdrupes.org/pool": {} } } },
+        }]);
         vm["spec"]["pools"] = applied["spec"]["pools"].clone();
         edit(vm);
     })
@@ -398,4 +407,67 @@ fn the_condition_has_the_first_reason_and_all_sentences() {
     let later = noon() + SignedDuration::from_hours(1);
     assert_eq!(scaled(&desk, &taken, None, std::slice::from_ref(&former), later).last_transition_time.0, noon());
     assert_eq!(scaled(&desk, &MemberPlan::default(), None, &[former], later).last_transition_time.0, later);
+}
+
+#[test]
+fn a_vm_that_the_pool_has_not_made_is_never_changed_or_deleted_whatever_it_says() {
+    let desk = pool(|_| ());
+    let by_a_person = |vm: &mut Value| vm["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+    let without_owner = |vm: &mut Value| drop(vm["metadata"].as_object_mut().unwrap().remove("ownerReferences"));
+    let both = |vm: &mut Value| (by_a_person(vm), without_owner(vm)).1;
+    // A backup tool has brought it back with what the API server had noted.
+    let restored = |vm: &mut Value| {
+        without_owner(vm);
+        vm["metadata"]["creationTimestamp"] = json!("2027-01-15T07:00:00Z");
+    };
+    let own = || [made(&desk, "desk-0", |_| ()), made(&desk, "desk-1", |_| ())];
+    for copy in [&by_a_person as &dyn Fn(&mut Value), &both, &restored] {
+        let members: Vec<_> = own().into_iter().chain([made(&desk, "desk-7", copy)]).collect();
+        assert_eq!(done(&desk, &members, &[]), [""; 0]);
+        let members = [made(&desk, "desk-0", |_| ()), made(&desk, "desk-1", copy)];
+        assert_eq!(done(&desk, &members, &[]), ["taken desk-1"]);
+        let reset = pool(|pool| pool["spec"]["reset"] = json!({}));
+        let member = made(&reset, "desk-aaaaaaaa", copy);
+        let found = done(&wants(json!(0)), &[made(&desk, "desk-0", copy)], &[]);
+        assert_eq!(found, [""; 0]);
+        let found = done(
+            &pool(|pool| (pool["spec"]["reset"], pool["spec"]["replicas"]) = (json!({}), json!(0))),
+            &[member],
+            &[],
+        );
+        assert_eq!(found, ["stranger desk-aaaaaaaa"]);
+    }
+    // What `kubectl delete --cascade=orphan` leaves is the next pool's.
+    let members: Vec<_> = own().into_iter().chain([made(&desk, "desk-7", without_owner)]).collect();
+    assert_eq!(done(&desk, &members, &[]), ["delete desk-7 u-desk-7 7"]);
+}
+
+#[test]
+fn an_assignment_from_a_former_pool_of_the_name_ends_and_one_without_a_uid_gets_it() {
+    let desk = pool(|_| ());
+    let pools = Pools::from([("desk".to_owned(), desk.clone())]);
+    let held = |uid: Value| {
+        move |vm: &mut Value| {
+            let assignment = json!({ "pool": "desk", "poolUid": uid, "user": "ann", "lastUsed": "2027-01-15T07:59:30Z", "assignedAt": "2027-01-15T07:00:00Z" });
+            vm["status"] = json!({ "assignment": assignment });
+        }
+    };
+    let writes = |uid: Value| upkeep(&pools, &[made(&desk, "desk-0", held(uid))], noon()).writes;
+    assert_eq!(writes(json!("u-desk")), []);
+    let former = writes(json!("u-former"));
+    assert!(matches!(former.as_slice(), [(Why::PoolDeleted(_), write)] if write.held.is_none()), "{former:?}");
+    let unknown = writes(Value::Null);
+    let noted = |write: &Write| write.held.as_ref().and_then(|held| held.pool_uid.clone());
+    assert!(
+        matches!(unknown.as_slice(), [(Why::Noted, write)] if noted(write).as_deref() == Some("u-desk")),
+        "{unknown:?}"
+    );
+    // Who had a VM from the former pool has none from this one.
+    let ann = Assignee { user: "ann".into(), rights: Rights::all() };
+    let members = [made(&desk, "desk-0", held(json!("u-former"))), made(&desk, "desk-1", |_| ())];
+    let step = assign("desk", &pools, &members, &ann, noon()).unwrap();
+    assert!(
+        matches!(&step, Step::Take(write) if write.vm == "desk-1" && noted(write).as_deref() == Some("u-desk")),
+        "{step:?}"
+    );
 }

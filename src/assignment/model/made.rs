@@ -88,7 +88,12 @@ impl World {
             return;
         }
         let template = pool.template.clone().unwrap();
-        let made = Made { pool: Some(pool.name.clone()), owner: pool.uid.clone(), template: Some(template.hash) };
+        let made = Made {
+            pool: Some(pool.name.clone()),
+            owner: pool.uid.clone(),
+            template: Some(template.hash),
+            is_proven: true,
+        };
         let name = pool.name.clone();
         match write {
             MemberWrite::Create(vm) => {

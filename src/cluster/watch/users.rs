@@ -7,9 +7,10 @@ use kube::{Resource as _, ResourceExt};
 use super::{Children, place_of};
 use crate::{
     api::VirtualMachine,
+    claims,
     cluster::packed::{Packed, PackedVm},
-    object::VM_ANNOTATION,
-    observed::{Object, whose::is_named_by},
+    object::{VM_ANNOTATION, belongs_to},
+    observed::{Claimant, Object, whose::is_named_by},
     process::lock,
 };
 
@@ -42,6 +43,31 @@ impl Children {
         };
         let vms = self.vms.get().filter(|_| !has(vm))?.state();
         vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(has).map(|other| other.name_any())
+    }
+
+    /// The other VM that exists and to which a claim belongs. `None` for one that has the note of this VM, or that this VM has, and nobody has noted
+    /// whose it is: nothing need be searched then.
+    pub(in crate::cluster) fn claimant(&self, vm: &VirtualMachine, claim: &Object) -> Option<Claimant> {
+        let note = belongs_to(&claim.annotations).map(|(_, uid)| uid);
+        let is_own = match note {
+            Some(uid) => Some(uid) == vm.uid().as_deref(),
+            None => claims::uses(vm, &claim.uid) && claim.vm() == Some(vm.name_any().as_str()),
+        };
+        if is_own {
+            return None;
+        }
+        if let Some(vm) = self.other_user(vm, &claim.uid) {
+            return Some(Claimant { vm, uses: true });
+        }
+        let is_noted = |other: &&Arc<PackedVm>| {
+            let meta = other.meta();
+            meta.namespace == vm.metadata.namespace && meta.uid.is_some() && meta.uid.as_deref() == note
+        };
+        let noted = self.vms.get()?.state().iter().find(is_noted)?.read().ok()?;
+        let mut known = noted.status.iter().flat_map(|status| &status.claims);
+        // Its status may not have it yet.
+        let uses = !known.any(|known| known.unused && known.uid.as_ref() == Some(&claim.uid));
+        Some(Claimant { vm: noted.name_any(), uses })
     }
 
     /// The Pods that the VM's status names ([`is_named_by`]), if they are kept under another name: somebody has changed owner and labels.

@@ -58,7 +58,7 @@ impl ResolvedDisk {
 /// The disks of a VM in their order. A disk that is neither a claim nor a CD drive is left out.
 pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed, defaults: DiskPvc) -> Vec<ResolvedDisk> {
     let disks = &vm.spec.vm.disks;
-    let resolved = disks.iter().zip(claims::volumes(disks)).filter_map(|(disk, volume)| {
+    let resolved = disks.iter().zip(claims::volumes(vm)).filter_map(|(disk, volume)| {
         match (volume, &disk.volume_claim_template, &disk.cdrom) {
             (Some(volume), Some(template), _) => {
                 Some(resolve_claim(vm, volume, disk.bootindex, template, observed, defaults))

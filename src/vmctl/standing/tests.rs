@@ -7,14 +7,49 @@ fn pod() -> PodFacts {
     PodFacts { name: "web-0".into(), uid: "u-2".into(), namespace: "orchard".into(), node: "a".into() }
 }
 
+fn place() -> Workplace {
+    Workplace { pod: pod(), prototype: "proto".into(), prototype_namespace: "orchard".into() }
+}
+
 /// A VM of a Pod; `None`: of none.
 fn vm(name: &str, of: Option<(&str, &str)>, is_going: bool) -> ObjectMeta {
-    let annotations = of.map(|(pod, uid)| json!({ POD_ANNOTATION: pod, POD_UID_ANNOTATION: uid }));
+    let annotations = of.map(
+        |(pod, uid)| json!({ POD_ANNOTATION: pod, POD_UID_ANNOTATION: uid, PROTOTYPE_ANNOTATION: "orchard/proto" }),
+    );
     let time = is_going.then_some("2027-01-15T08:00:00Z");
-    serde_json::from_value(
-        json!({ "name": name, "uid": format!("{name}-uid"), "annotations": annotations, "deletionTimestamp": time }),
-    )
+    let applied = json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "time": "2027-01-15T06:00:00Z" }]);
+    serde_json::from_value(json!({
+        "name": name, "uid": format!("{name}-uid"), "annotations": annotations, "deletionTimestamp": time,
+        "creationTimestamp": "2027-01-15T06:00:00Z", "managedFields": applied,
+    }))
     .unwrap()
+}
+
+/// A copy of the VM of a Pod that is gone.
+fn by_a_person(name: &str) -> ObjectMeta {
+    let mut copy = vm(name, Some(("orchard/web-2", "u-4")), false);
+    for entry in copy.managed_fields.iter_mut().flatten() {
+        entry.manager = Some("kubectl-create".into());
+    }
+    copy
+}
+
+fn of_another_prototype(name: &str) -> ObjectMeta {
+    let mut other = vm(name, Some(("orchard/web-2", "u-4")), false);
+    other.annotations.as_mut().unwrap().insert(PROTOTYPE_ANNOTATION.into(), "orchard/pro".into());
+    other
+}
+
+#[test]
+fn what_a_person_or_another_prototype_made_is_left_alone() {
+    let taken = |found: &ObjectMeta| standing(Some(found), &place(), &Some(BTreeSet::new()));
+    assert_eq!(taken(&by_a_person("proto-web-0")), Standing::Taken(Taken::Foreign));
+    let other = Taken::OtherPrototype { prototype: "orchard/pro".into() };
+    assert_eq!(taken(&of_another_prototype("proto-web-0")), Standing::Taken(other));
+    // Of a backup, with what the API server had noted.
+    let mut restored = vm("proto-web-2", Some(("orchard/web-2", "u-4")), false);
+    restored.creation_timestamp = serde_json::from_value(json!("2027-01-15T07:00:00Z")).unwrap();
+    assert_eq!(taken(&restored), Standing::Taken(Taken::Foreign));
 }
 
 #[test]
@@ -44,29 +79,33 @@ fn only_a_vm_of_the_same_uid_is_ours() {
         (Some(("meadow/web-0", "u-1")), false, living(), unknown("meadow/web-0")),
         (Some(("meadow/web-0", "u-1")), false, None, unknown("meadow/web-0")),
     ] {
-        assert_eq!(standing(Some(&vm("x", of, is_going)), &pod(), &living), expected, "{of:?} {is_going} {living:?}");
+        assert_eq!(standing(Some(&vm("x", of, is_going)), &place(), &living), expected, "{of:?} {is_going} {living:?}");
     }
-    assert_eq!(standing(None, &pod(), &None), Standing::Absent);
+    assert_eq!(standing(None, &place(), &None), Standing::Absent);
 }
 
 #[test]
 fn orphans_are_vms_of_pods_of_this_namespace_that_live_no_more() {
     let vms = [
-        vm("own", Some(("orchard/web-0", "u-2")), false),
-        vm("lives", Some(("orchard/web-1", "u-3")), false),
-        vm("lost", Some(("orchard/web-2", "u-4")), false),
-        vm("going", Some(("orchard/web-3", "u-5")), true),
-        vm("elsewhere", Some(("meadow/web-4", "u-6")), false),
+        vm("proto-web-0", Some(("orchard/web-0", "u-2")), false),
+        vm("proto-web-1", Some(("orchard/web-1", "u-3")), false),
+        vm("proto-web-2", Some(("orchard/web-2", "u-4")), false),
+        vm("proto-web-3", Some(("orchard/web-3", "u-5")), true),
+        vm("proto-web-4", Some(("meadow/web-4", "u-6")), false),
         vm("nobodys", None, false),
         // A Pod of that name lives, but it is another one.
-        vm("same-name", Some(("orchard/web-1", "u-7")), false),
+        vm("proto-web-1", Some(("orchard/web-1", "u-7")), false),
+        // A person has made a copy of a VM.
+        vm("copy", Some(("orchard/web-2", "u-4")), false),
+        by_a_person("proto-web-2"),
+        of_another_prototype("proto-web-2"),
     ];
     let living = BTreeSet::from(["u-3".to_owned()]);
-    let found = orphans(&vms, &pod(), &living);
+    let found = orphans(&vms, &place(), &living);
     let names: Vec<&str> = found.iter().map(|orphan| orphan.name.as_str()).collect();
-    assert_eq!(names, ["lost", "same-name"]);
-    assert_eq!((found[0].uid.as_str(), found[0].pod.as_str()), ("lost-uid", "orchard/web-2"));
-    assert_eq!(orphans(&vms, &pod(), &BTreeSet::new())[0].name, "lives", "this Pod's own VM is never one");
+    assert_eq!(names, ["proto-web-2", "proto-web-1"]);
+    assert_eq!((found[0].uid.as_str(), found[0].pod.as_str()), ("proto-web-2-uid", "orchard/web-2"));
+    assert_eq!(orphans(&vms, &place(), &BTreeSet::new())[0].name, "proto-web-1", "this Pod's own VM is never one");
 }
 
 #[test]

@@ -174,6 +174,23 @@ async fn a_pool_leaves_alone_what_is_not_its_own() {
     ns.patch_vm("desk-1", json!({ "spec": { "pools": ["desk"] } })).await;
     vms_are(&ns, &[]).await;
 
+    // A copy that a person makes of a VM of the pool is the person's.
+    scale(&ns, "desk", 1);
+    scaled(&ns, "desk", 1, reasons::AS_WANTED).await;
+    let original = vm(&ns, "desk-0").await;
+    ns.create_vm("desk-7", |copy| {
+        copy["metadata"]["labels"] = json!(original.labels());
+        copy["metadata"]["annotations"] = json!(original.annotations());
+        copy["metadata"]["ownerReferences"] = json!(original.owner_references());
+        copy["spec"]["pools"] = json!(["desk"]);
+    })
+    .await;
+    scale(&ns, "desk", 2);
+    vms_are(&ns, &["desk-0", "desk-1", "desk-7"]).await;
+    scale(&ns, "desk", 0);
+    vms_are(&ns, &["desk-7"]).await;
+    ns.delete_and_orphan("desk-7").await;
+
     // What a person changes of one VM stays, and nothing is written because other fields of the pool change.
     scale(&ns, "desk", 1);
     scaled(&ns, "desk", 1, reasons::AS_WANTED).await;

@@ -28,12 +28,18 @@ async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_pers
     assert!(storage.2.contains(&format!("{REPLACE_CLAIM_ANNOTATION}: {old}")), "{storage:?}");
     assert!(claims.get_opt("apple-core-disk").await.unwrap().is_none() && ns.pods().await.is_empty());
 
-    // A backup brings it back, without labels and owners.
+    // What has its name is not it: a person must say that.
     let restored = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
     });
     ns.namespace.apply(&restored.to_string());
+    let vm = ns.vm_with_reason("apple", "ClaimReplaced").await;
+    let storage = condition(&vm, "StorageReady").unwrap();
+    assert_eq!(storage.1, "ClaimReplaced");
+    assert!(storage.2.contains(&format!("{REPLACE_CLAIM_ANNOTATION}: {old}")), "{storage:?}");
+    assert!(ns.pods().await.is_empty());
+    annotate(&ns, "apple", REPLACE_CLAIM_ANNOTATION, &old).await;
     ns.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
     let restored = claims.get("apple-core-disk").await.unwrap().uid().unwrap();
 

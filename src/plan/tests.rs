@@ -493,8 +493,6 @@ fn a_live_change_of_cpus_is_not_pending() {
         pending(&with(limited, 2), &with(Value::Null, 2)),
         [
             "objects/Pod/spec.containers[vm-runner].resources.limits",
-            "objects/Pod/spec.initContainers[agent].resources.requests.cpu",
-            "objects/Pod/spec.initContainers[agent].resources.requests.memory",
             "objects/Pod/spec.initContainers[agent].resources.limits"
         ],
         "limits that the VM no longer has"

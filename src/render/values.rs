@@ -136,8 +136,13 @@ impl Values {
     /// Refuses what a VM sets and may not. `before`: the values without the VM's, `after`: with them.
     fn check_author(&self, own: &Map<String, Value>, before: &Value, after: &Value) -> Result<(), TemplateError> {
         if let Some(Schema { file, .. }) = self.schemas.iter().find(|schema| schema.is_closed) {
-            let is_known =
-                |key: &str| OF_BUILTIN.contains(&key) || self.schemas.iter().any(|schema| schema.keys.contains(key));
+            let has_schema = |folder: &str| self.schemas.iter().any(|schema| folder_of(&schema.file) == folder);
+            let is_known = |key: &str| {
+                OF_BUILTIN.contains(&key)
+                    || self.schemas.iter().any(|schema| schema.keys.contains(key))
+                    // What a layer without a schema has in its defaults is for it to bind.
+                    || self.keys.iter().any(|(folder, default)| default == key && !has_schema(folder))
+            };
             if let Some(key) = own.keys().find(|key| !is_known(key)) {
                 let message = format!("values.{key}: a VM can't set it: the templates have no such value");
                 return Err(of_author(file, &[key], message));

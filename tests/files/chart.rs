@@ -127,10 +127,10 @@ fn the_configuration_in_the_schema_has_the_keys_that_the_manager_knows() {
         words.fold(first, |key, word| key + &word[..1].to_uppercase() + &word[1..])
     };
     let in_schema = &schema["properties"]["config"]["properties"];
-    let mut in_schema = keys(in_schema);
+    let mut named = keys(in_schema);
     // A former name.
-    assert!(in_schema.remove("cloudInitSecretLabel"));
-    assert_eq!(in_schema, keys(&known).into_iter().map(in_file).collect());
+    assert!(named.remove("cloudInitSecretLabel"));
+    assert_eq!(named, keys(&known).into_iter().map(in_file).collect());
     for (part, field) in [
         ("runnerDataPvc", "runner_data_pvc"),
         ("nodeDevices", "node_devices"),

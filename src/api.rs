@@ -299,11 +299,16 @@ pub struct CloudInit {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::any_map")]
     pub meta_data: BTreeMap<String, Value>,
-    /// The `user-data`. It is not checked. It gets a first line `#cloud-config`, unless it is a text that begins with `#`.
+    /// The `user-data`: keys of a cloud-config, or a text. It gets a first line `#cloud-config`, unless it is a text of a kind that cloud-init
+    /// knows by its beginning, such as `#!` or a MIME message. What cloud-init can't use is told in the condition SpecQuestionable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub user_data: Option<Value>,
-    /// The `network-config`. It is not checked.
+    /// The `vendor-data`: defaults of a platform, in the forms of `user-data`, over which cloud-init puts the `user-data`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::any")]
+    pub vendor_data: Option<Value>,
+    /// The `network-config`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub network_config: Option<Value>,
@@ -390,6 +395,7 @@ pub enum VmAction {
     validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
     validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
     validation = Rule::new("!has(self.maximumRam) || quantity(string(self.maximumRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("maximumRam must be at least 1Mi: a number without a unit is in bytes"),
+    validation = Rule::new("!has(self.rtcTimezone) || self.rtcBase == 'localtime'").message("rtcTimezone needs rtcBase: localtime"),
     validation = Rule::new("!has(self.currentRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("currentRam must be at least 1Mi: a number without a unit is in bytes"),
 )]
 #[serde(rename_all = "camelCase")]
@@ -440,10 +446,15 @@ pub struct Machine {
     /// The current memory. A change takes effect in the running VM. Default: the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_ram: Option<Quantity>,
-    /// The base of the real time clock: `utc`, `localtime` or a point in time.
+    /// The base of the real time clock: `utc`, `localtime` (the time of `rtcTimezone`) or a point in time.
     #[serde(default = "utc")]
     #[schemars(regex(pattern = "^(utc|localtime|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}:[0-9]{2})?)$"))]
     pub rtc_base: String,
+    /// The time zone whose time the real time clock has with `rtcBase: localtime`, such as `Europe/Berlin`. Default: UTC. Windows expects local
+    /// time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64), regex(pattern = "^[A-Za-z][A-Za-z0-9_+/-]*$"))]
+    pub rtc_timezone: Option<String>,
     /// The clock that drives the real time clock: `host`, `rt` or `vm`.
     #[serde(default = "rt")]
     #[schemars(regex(pattern = "^(host|rt|vm)$"))]
@@ -581,7 +592,10 @@ impl CpuTopology {
 
 /// A disk: either `volumeClaimTemplate` or `cdrom`.
 #[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
-#[x_kube(validation = Rule::new("has(self.volumeClaimTemplate) != has(self.cdrom)").message("a disk is either a volumeClaimTemplate or a cdrom"))]
+#[x_kube(
+    validation = Rule::new("has(self.volumeClaimTemplate) != has(self.cdrom)").message("a disk is either a volumeClaimTemplate or a cdrom"),
+    validation = Rule::new("!has(self.serial) || has(self.volumeClaimTemplate)").message("a CD drive has no serial number"),
+)]
 pub struct Disk {
     /// The claim that stores the disk. The manager creates it if it does not exist, and never deletes it.
     #[serde(default, rename = "volumeClaimTemplate", skip_serializing_if = "Option::is_none")]
@@ -589,6 +603,11 @@ pub struct Disk {
     /// A CD drive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<Cdrom>,
+    /// The disk's serial number, by which Linux guests find it as `/dev/disk/by-id/virtio-SERIAL`. Default: the disk's name, cut to 20 letters, in a
+    /// VM whose first start was with a runner that does so; else none. A change takes effect at the next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 20), regex(pattern = "^[A-Za-z0-9._-]+$"))]
+    pub serial: Option<String>,
     /// The place in the boot order; 0 is first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_147_483_647))]

@@ -8,6 +8,7 @@
 //! Each format has its reader. [`source`] makes sure that nothing is dropped silently: each part is used, or it is a [`Finding`].
 
 pub mod draft;
+mod guest;
 mod kubevirt;
 mod libvirt;
 mod lima;
@@ -23,7 +24,7 @@ use std::{
 use serde_json::Value;
 
 use self::{
-    draft::{Draft, Origin, Place},
+    draft::{DataFile, Draft, Origin, Place, VARIABLES},
     source::{Item, SourceError},
 };
 use crate::{api::GROUP, exchange::Grade};
@@ -117,7 +118,9 @@ impl Format {
             return Ok(Self::Lima);
         }
         let is_line = |line: &str| {
+            // A key may have no text.
             line.split_once(": ")
+                .or_else(|| Some((line.trim_end().strip_suffix(':')?, "")))
                 .is_some_and(|(key, _)| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)))
         };
         let is_other = |line: &str| line.starts_with(['#', '[']) || line.trim().is_empty();
@@ -240,7 +243,14 @@ pub fn read_after(
             format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20),
         ));
     }
-    let (sources, between) = sources(text.trim_start_matches('\u{feff}'), format)?;
+    let text = text.trim_start_matches('\u{feff}');
+    let (sources, between) = match (sources(text, format), unfilled(text, format)) {
+        (_, Some(error)) => return Err(error),
+        (Err(error), None) if is_placeholder(text, error.at.0) => {
+            return Err(SourceError { message: TEMPLATE.into(), ..error });
+        }
+        (read, None) => read?,
+    };
     if sources.is_empty() {
         return Err(SourceError::new(1, "there is nothing in this file"));
     }
@@ -274,6 +284,33 @@ pub fn read_after(
         first.findings.sort_by_key(|finding| finding.lines.first().copied());
     }
     Ok(vms)
+}
+
+/// What is said of a text with places that a program has to fill in first.
+const TEMPLATE: &str = "this is a template that nobody has filled in ({{ }}): render it first, Helm's for example with `helm template CHART`, and import \
+                        what comes out";
+
+/// Whether a line has a place that a program has to fill in.
+fn is_placeholder(text: &str, line: usize) -> bool {
+    text.lines().nth(line.saturating_sub(1)).is_some_and(|line| line.contains("{{"))
+}
+
+/// The first line with something that only Helm fills in. Files of Lima have templates of their own, which stand for its folders.
+fn unfilled(text: &str, format: Format) -> Option<SourceError> {
+    const WORDS: [&str; 6] = [".Values", ".Release", ".Chart", ".Capabilities", "include \"", "template \""];
+    let is_helm = |line: &str| {
+        let Some((_, inner)) = line.split_once("{{") else { return false };
+        WORDS.iter().any(|word| inner.contains(word))
+    };
+    let line = text.lines().position(is_helm).filter(|_| format != Format::Lima)?;
+    Some(SourceError::new(line + 1, TEMPLATE))
+}
+
+/// That something is no number of CPUs, or no size of memory.
+fn unreadable(item: &Item, what: &str) -> SourceError {
+    let text = shortened(item.text());
+    let hint = if text.contains("{{") { format!(": {TEMPLATE}") } else { String::new() };
+    SourceError::new(item.line, format!("{}: {text:?} is no {what}{hint}", shortened(&item.label)))
 }
 
 /// Names for a message.
@@ -386,6 +423,10 @@ fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>)
         let why = shortened(&text.replace("VM-", &format!("{name}-")));
         findings.push(Finding { lines: vec![item.line], what, grade, why });
     });
+    for draft::Note { line, what, grade, why } in &draft.notes {
+        let why = shortened(&why.replace("VM-", &format!("{name}-")));
+        findings.push(Finding { lines: vec![*line], what: shortened(what), grade: *grade, why });
+    }
     if own != draft.name && !draft.name.is_empty() && wish.name.is_none() {
         let why = if own == valid_name(&draft.name) {
             "names are of lower case letters, digits and hyphens"
@@ -470,9 +511,20 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
         lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw{place_of_file}"));
         lines.push(format!("  kubectl exec -i {pod}{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
     }
-    for (from, file) in draft.data.iter().filter_map(|(from, file)| Some((in_shell(from)?, file))) {
+    for DataFile { from, file, variables } in &draft.data {
+        let Some(mut from) = in_shell(from) else { continue };
         let folder = file.rsplit_once('/').map(|(folder, _)| format!("mkdir -p /data/{folder}; ")).unwrap_or_default();
-        lines.push(format!("  kubectl exec -i {pod}{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
+        let store = format!("kubectl exec -i {pod}{place} -- sh -c '{folder}cat > /data/{file}'");
+        let Some(is_qcow2) = variables else {
+            lines.push(format!("  {store} < {from}"));
+            continue;
+        };
+        if *is_qcow2 {
+            lines.push(format!("  qemu-img convert -f qcow2 -O raw {from} fw-vars.raw"));
+            from = "fw-vars.raw".into();
+        }
+        // A volume is often larger than what it has.
+        lines.push(format!("  head -c {VARIABLES} {from} | {store}"));
     }
     lines.extend([
         String::new(),

@@ -15,6 +15,8 @@
 
 // Pure: no async, no client, no clock, no randomness.
 #[deny(clippy::disallowed_methods)]
+pub mod advice;
+#[deny(clippy::disallowed_methods)]
 pub mod allowed;
 #[deny(clippy::disallowed_methods)]
 pub mod api;
@@ -61,6 +63,8 @@ pub mod schedule;
 pub mod status;
 #[cfg(test)]
 mod test_support;
+#[deny(clippy::disallowed_methods)]
+pub mod user_data;
 
 // Ground: what the programs need of their own process.
 #[cfg(feature = "manager")]

@@ -20,6 +20,7 @@ use serde::Serialize;
 
 pub use self::{names::suggestion, sarif::sarif};
 use crate::{
+    advice::{Advice, advice},
     api::VirtualMachine,
     config::ReconcilerConfig,
     object::ObjectKey,
@@ -120,6 +121,8 @@ rules! {
         "a mergePatch that replaces a list whose items have keys: strategicMerge merges it";
     OpenValues, "open-values", Warning,
         "a template that reads values, without a schema that says which of them a VM may set";
+    VmValue, "vm-value", Warning,
+        "a value of a VM that will probably not be as it is meant: data that cloud-init can't use, a limit of memory without room for QEMU";
     ToolLabel, "tool-label", Warning,
         "a label or annotation of a tool, which would take the object for its own and delete it";
 }
@@ -151,6 +154,8 @@ pub struct VmField {
     pub vm: String,
     /// The field as a JSON pointer.
     pub pointer: String,
+    /// Line and column in the text of the field, from 1, if only a part of it is wrong.
+    pub at: Option<(usize, usize)>,
 }
 
 impl Finding {
@@ -173,8 +178,19 @@ impl Finding {
     fn of_vm(vm: &VirtualMachine, error: &TemplateError) -> Self {
         let rule = if error.loses_runner { Rule::NoRunner } else { Rule::Render };
         let vm = vm.metadata.name.clone().unwrap_or_default();
-        let of_vm = error.vm_field.clone().map(|pointer| VmField { vm, pointer });
+        let of_vm = error.vm_field.clone().map(|pointer| VmField { vm, pointer, at: None });
         Self { of_vm, ..Self::error(rule, error) }
+    }
+
+    /// What is wrong with the values of a VM.
+    fn of_values(vm: &VirtualMachine) -> impl Iterator<Item = Self> {
+        let name = vm.metadata.name.clone().unwrap_or_default();
+        advice(vm).into_iter().map(move |advice| {
+            let Advice { pointer, at, message, .. } = &advice;
+            let of_vm = Some(VmField { vm: name.clone(), pointer: (*pointer).to_owned(), at: *at });
+            let message = format!("{}: {message}", advice.place());
+            Self { of_vm, ..Self::new(&name, Rule::VmValue, message) }
+        })
     }
 
     fn hidden(Hidden { file, at, message }: Hidden) -> Self {
@@ -209,6 +225,7 @@ pub fn lint(sources: &Sources, vms: &[VirtualMachine], config: &ReconcilerConfig
         }
     }
     findings.extend(missing_sets(sources, &library, vms));
+    findings.extend(vms.iter().flat_map(Finding::of_values));
     without_repetitions(findings)
 }
 
@@ -340,6 +357,8 @@ fn without_repetitions(findings: BTreeSet<Finding>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::test_support::vm;
 
@@ -395,6 +414,8 @@ mod tests {
                 "pod.yaml.j2",
                 "{% extends 'builtin/pod.yaml.j2' %}\n{% block containers %}\n    - {name: a, image: b}\n{% endblock %}\n",
             )],
+            // It looks at VMs and not at files; a test of its own has one.
+            Rule::VmValue => &[],
             Rule::HidesBase => &[("lib/b.j2", "x"), ("sets/desktop/lib/b.j2", "y")],
             Rule::ReplacedList => {
                 &[("a.patch.yaml", "target: {kind: Pod}\nmergePatch: {spec: {volumes: [{name: a, emptyDir: {}}]}}\n")]
@@ -404,6 +425,27 @@ mod tests {
                 &[("a.yaml.j2", "{apiVersion: v1, kind: Secret, metadata: {name: a, labels: {helm.sh/chart: b}}}")]
             }
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_values_of_a_vm_is_found_at_its_field() {
+        let apple = vm(|vm| {
+            vm["spec"]["cloudInit"] = json!({ "userData": "#cloud-config\nusers:\n  - name: a\n   shell: b\n" });
+            vm["spec"]["resources"] = json!({ "limits": { "memory": "64Mi" } });
+        });
+        let findings = lint(&Sources::default(), &[apple], &ReconcilerConfig::default());
+        let found: Vec<_> = findings
+            .iter()
+            .map(|finding| {
+                let field = finding.of_vm.clone().unwrap();
+                (finding.rule, finding.severity, field.pointer, field.at.map(|(line, _)| line))
+            })
+            .collect();
+        let warning = |pointer: &str, line| (Rule::VmValue, Severity::Warning, pointer.to_owned(), line);
+        assert_eq!(
+            found,
+            [warning("/spec/cloudInit/userData", Some(4)), warning("/spec/resources/limits/memory", None)]
+        );
     }
 
     #[test]
@@ -417,7 +459,7 @@ mod tests {
             findings.iter().any(|finding| finding.rule == rule)
         };
         let silent: Vec<Rule> = Rule::ALL.iter().copied().filter(|rule| !finds(*rule)).collect();
-        assert_eq!(silent, [Rule::Deprecated]);
+        assert_eq!(silent, [Rule::Deprecated, Rule::VmValue]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | what | becomes |
 //! |---|---|
 //! | `data` and `stringData` of Secrets | the number of bytes |
-//! | `cloudInit.userData`, also in a ConfigMap's `config.yaml`; keys `user-data` of a ConfigMap | masked |
+//! | `cloudInit.userData` and `vendorData`, also in a ConfigMap's `config.yaml`; keys `user-data` and `vendor-data` of a ConfigMap | masked |
 //! | texts under a key that sounds like a secret (`password`, `token`, ...), and such variables of containers | masked |
 //! | names and passwords in URLs, and parameters that sound like a secret or a signature | masked |
 //! | what a client-side apply has kept of an object | left out |
@@ -107,13 +107,13 @@ pub fn object(mut object: Value) -> Value {
 
 /// A file in a ConfigMap.
 fn file_of_map(name: &str, text: &str) -> String {
-    if name.contains("user-data") || is_secret_key(name) {
+    if name.contains("user-data") || name.contains("vendor-data") || is_secret_key(name) {
         return MASK.into();
     }
     if name.ends_with(".j2") {
         return template(text);
     }
-    if !text.contains("userData") && !text.contains("user-data") && !sounds_secret(text) {
+    if !USER_DATA.iter().any(|key| text.contains(key)) && !sounds_secret(text) {
         return text.to_owned();
     }
     // It has a secret somewhere: all comes out anew.
@@ -192,6 +192,9 @@ fn sounds_secret(text: &str) -> bool {
     SECRET.iter().any(|word| text.contains(word))
 }
 
+/// The keys under which data for cloud-init stand.
+const USER_DATA: [&str; 4] = ["userData", "user-data", "vendorData", "vendor-data"];
+
 fn is_secret_key(key: &str) -> bool {
     let lower = key.to_lowercase();
     sounds_secret(key) && !NAMES.iter().any(|end| lower.ends_with(end))
@@ -204,7 +207,7 @@ fn below(value: &mut Value) {
             let names_secret = map.get("name").and_then(Value::as_str).is_some_and(is_secret_key);
             for (key, value) in map.iter_mut() {
                 let is_variable = names_secret && key == "value";
-                let is_user_data = key == "userData" || key == "user-data";
+                let is_user_data = USER_DATA.contains(&key.as_str());
                 if is_user_data || (value.is_string() && (is_variable || is_secret_key(key))) {
                     *value = MASK.into();
                 } else {

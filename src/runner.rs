@@ -58,11 +58,12 @@
 //! | `figures` | `control` `ctl` `runtime_dir` | prints the figures of a running guest, again and again |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
+//! | `clock_zone` | | the time of a time zone |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
 //! | `programs` | `state` | starts programs, and explains their failures |
 //! | `supervisor` | | starts the agent role again when it ends |
 //! | `pod_network` | `command` `files` `programs` `supervisor` | passt in a container of its own |
-//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
+//! | `prepare` | `cd` `clock_zone` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
 //! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
 //! | `live` | `cd_drive` `changes` `guest_agent` `qmp` | carries out a change in the running QEMU |
@@ -86,6 +87,7 @@ pub mod agent;
 pub mod cd;
 pub mod cd_drive;
 pub mod changes;
+pub mod clock_zone;
 pub mod cloud_init;
 pub mod command;
 pub mod config;

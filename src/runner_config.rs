@@ -26,7 +26,7 @@ pub mod paths {
     pub const EXPIRY_FILE: &str = "password-expiry";
     /// The value of [`EXPIRY_FILE`] for a password that does not expire.
     pub const NEVER: &str = "never";
-    /// The directory of the cloud-init files `meta-data`, `user-data` and `network-config`, in [`CONFIG_DIR`].
+    /// The directory of the cloud-init files `meta-data`, `user-data`, `vendor-data` and `network-config`, in [`CONFIG_DIR`].
     pub const CLOUD_INIT_DIR: &str = "cloud-init";
     /// The volume for the VM's own data: firmware variables, TPM state, UUID, machine type, the copy of the QEMU template.
     pub const DATA_DIR: &str = "/var/local/vm-data";
@@ -113,6 +113,9 @@ pub struct CloudInitSection {
     /// it. Default: an empty cloud-config.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub user_data: Value,
+    /// `vendor-data`, in the forms of `user-data`. The manager leaves it out, as that. Default: none.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub vendor_data: Value,
     /// `network-config`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_config: Option<Value>,
@@ -179,6 +182,9 @@ pub struct VmSection {
     /// The base of the real-time clock, as in QEMU's option `-rtc`: `utc`, `localtime` or a time. Default: `utc`.
     #[serde(default = "utc")]
     pub rtc_base: String,
+    /// The time zone whose time the clock has with `localtime`, such as `Europe/Berlin`. Default: UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtc_timezone: Option<String>,
     /// The clock that drives the real-time clock, as in QEMU's option `-rtc`: `host`, `rt` or `vm`. Default: `rt`.
     #[serde(default = "rt")]
     pub rtc_clock: String,
@@ -321,6 +327,9 @@ pub enum Drive {
         /// must exist, and keeps its size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
+        /// The serial number that the guest sees. Default: the disk's name in a VM that has started with such names, else none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        serial: Option<String>,
     },
     /// A disk: a file in QEMU's format qcow2, which may have a backing file.
     Qcow2 {
@@ -329,6 +338,9 @@ pub enum Drive {
         /// As with `raw`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
+        /// As with `raw`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        serial: Option<String>,
     },
     /// A CD drive.
     IdeCd {

@@ -29,12 +29,13 @@ use self::{
     ready::ready,
 };
 use crate::{
+    advice::{advice, summary},
     api::{
         ObjectKind, PendingChange, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
-            POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STALLED, STATE_OVERRIDDEN, TEMPLATES_VALID,
-            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+            POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, SPEC_QUESTIONABLE, STALLED, STATE_OVERRIDDEN,
+            TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
         report::REPORTED_CONDITIONS,
@@ -167,6 +168,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(state_overridden(vm, plan));
+    new.extend(spec_questionable(vm));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
     new.extend(objects_ready(reconciled));
     new.extend(stalled(vm, &new));
@@ -298,6 +300,13 @@ fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
                   and then to Stopped"
             .into(),
     })
+}
+
+/// The condition exists only while something of the spec will probably not be as it is meant.
+fn spec_questionable(vm: &VirtualMachine) -> Option<NewCondition> {
+    let advice = advice(vm);
+    let reason = advice.iter().find(|it| it.is_fatal).or(advice.first())?.reason;
+    Some(NewCondition { type_: SPEC_QUESTIONABLE, status: true, reason, message: summary(&advice)? })
 }
 
 /// The condition exists only while there is an annotation that outranks the spec, or that is ignored.

@@ -21,6 +21,8 @@ pub const OBJECTS_READY: &str = "ObjectsReady";
 pub const STALLED: &str = "Stalled";
 /// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
+/// Something of the spec will probably not be as it is meant. It is never `False` (written by the manager).
+pub const SPEC_QUESTIONABLE: &str = "SpecQuestionable";
 /// The annotation `stateUntil` outranks `spec.vm.state`; `False` if it is ignored (written by the manager).
 pub const STATE_OVERRIDDEN: &str = "StateOverridden";
 /// QEMU runs the guest (written by the runner).

@@ -105,6 +105,8 @@ reasons! {
     GrowthPending, "StorageReady=False", Passing, "A claim is not asked to grow yet.";
     Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
     ShrinkRefused, "StorageReady=True, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the larger disk.";
+    CloudInitUnusable, "SpecQuestionable=True, event", Warning, "cloud-init will ignore some or all of the VM's data: a cloud-config that is no YAML or has keys that do not exist, or a kind of data that it does not know. The message has field and line. The VM starts all the same.";
+    MemoryLimitTooLow, "SpecQuestionable=True, event", Warning, "The limit of memory has no room for QEMU beside the guest's memory, so the VM will be killed for its memory. The message has the limit that suffices.";
     StateNotSet, "PowerUnmanaged=True", Fine, "Nobody sets `spec.vm.state`; the VM keeps its last power state.";
     Overridden, "StateOverridden=True, event", Notice, "The annotation `stateUntil` outranks `spec.vm.state`. The message says until when.";
     OverrideIgnored, "StateOverridden=False, event", Warning, "The annotation `stateUntil` is ignored: it is no state and time, or its time is more than 30 days off.";

@@ -23,13 +23,12 @@ use kube::{
 use serde_json::Value;
 use tokio::{io::AsyncReadExt, time::Instant};
 
-use self::login::{keys_in, own_keys, user_data};
+use self::login::{data_text, keys_in, own_keys, user_data};
 use super::{
     cluster::ClusterOptions,
     expose,
     format::{DataFormat, ObjectFormat, print_objects},
     in_pod::InPod,
-    input::read_text,
     manifest::{self, Violation},
     output::{Exit, Failure, Output, note, yaml},
     upload,
@@ -258,7 +257,7 @@ impl Options {
     /// Who can log in.
     fn login(&self) -> Result<WantedUser, Failure> {
         if let Some(file) = &self.cloud_init {
-            return Ok(WantedUser::Data(user_data(&read_text(file)?, file)?));
+            return Ok(WantedUser::Data(user_data(&data_text(file)?, file)?));
         }
         // An installer asks whom to make.
         if self.image.is_none() && self.user.is_none() && self.ssh_key.is_empty() {

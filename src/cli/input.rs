@@ -18,6 +18,7 @@ use super::{
     output::{Exit, Failure},
 };
 use crate::{
+    advice::{Advice, advice},
     api::{GROUP, VirtualMachine, VmPool},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
@@ -123,6 +124,36 @@ pub(super) fn place_of_vm(file: &Path, vm: &str, pointer: &str) -> Option<(usize
     let path: Vec<Step> = pointer.split('/').skip(1).map(step).collect();
     let (line, column) = position::of_value(document.text, &path)?;
     Some((document.lines_before + line, column))
+}
+
+/// The place of a part of a value of a VM in the file that has it: `at` is its line and column in the text of the value.
+pub(super) fn place_in_vm(file: &Path, vm: &str, pointer: &str, at: Option<(usize, usize)>) -> Option<(usize, usize)> {
+    let (line, column) = place_of_vm(file, vm, pointer)?;
+    let within = at.and_then(|(inner, inner_column)| {
+        let text = fs::read_to_string(file).ok()?;
+        let value = documents(&text).into_iter().find_map(|document| {
+            let value: Value = serde_yaml::from_str(document.text).ok()?;
+            let is_meant = value["kind"] == "VirtualMachine" && value["metadata"]["name"] == vm;
+            is_meant.then(|| value.pointer(pointer)?.as_str().map(str::to_owned)).flatten()
+        })?;
+        let wanted = value.lines().nth(inner.checked_sub(1)?)?;
+        let indent = |text: &str| text.chars().take_while(|letter| letter.is_whitespace()).count();
+        // A block begins in the line of the key or in the next one.
+        let mut lines = text.lines().enumerate().skip(line + inner - 2).take(2);
+        let (found, written) = lines.find(|(_, written)| written.trim() == wanted.trim())?;
+        Some((found + 1, (indent(written) + inner_column).saturating_sub(indent(wanted)).max(1)))
+    });
+    Some(within.unwrap_or((line, column)))
+}
+
+/// What is wrong with the values of a VM of a file although it is valid, each as `FILE:LINE:COLUMN: warning: what`.
+pub(super) fn warnings(file: &Path, vm: &VirtualMachine) -> Vec<String> {
+    let line = |advice: Advice| {
+        let message = format!("warning: {}: {}", advice.place(), advice.message);
+        let at = place_in_vm(file, &vm.name_any(), advice.pointer, advice.at);
+        FileError { file: file.to_owned(), at, message }.to_string()
+    };
+    advice(vm).into_iter().map(line).collect()
 }
 
 /// An error in the rendering of a VM from a file: at the place of the wrong value if it is one of the VM, else in the template.
@@ -247,6 +278,29 @@ mod tests {
         };
         assert_eq!(found("a\n---\nb\n---\nc"), [(0, "a\n"), (1, "---\nb\n"), (3, "---\nc")]);
         assert_eq!(found(""), [(0, "")]);
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_text_of_a_value_is_told_at_its_line_in_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let begin = "kind: ConfigMap\n---\napiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: a}\nspec:\n  cloudInit:\n";
+        let end = "  vm: {maximumCpus: 1, disks: [], networks: []}\n";
+        let block = "    userData: |\n      #cloud-config\n      users:\n        - name: a\n         shell: /bin/sh\n";
+        let keys = "    userData: |\n      #cloud-config\n      package: [vim]\n";
+        let quoted = "    userData: \"#cloud-config\\npackage: [vim]\\n\"\n";
+        let mapping = "    userData: {package: [vim]}\n";
+        for (data, line, words) in [
+            (block, 12, "is no YAML"),
+            (keys, 10, "no key \"package\""),
+            (quoted, 8, "no key \"package\""),
+            (mapping, 8, "no key \"package\""),
+        ] {
+            fs::write(file.path(), format!("{begin}{data}{end}")).unwrap();
+            let vms = read_vms(file.path(), DEFAULT_NAMESPACE).unwrap_or_else(|failure| panic!("{}", failure.words()));
+            let [warning] = warnings(file.path(), &vms[0]).try_into().unwrap();
+            let place = format!("{}:{line}:", file.path().display());
+            assert!(warning.starts_with(&place) && warning.contains(words), "{data}: {warning}");
+        }
     }
 
     #[test]

@@ -11,13 +11,13 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::{
-    input::{Settings, place_of_vm, read_vms_in, vm_files},
+    input::{Settings, place_in_vm, read_vms_in, vm_files},
     installed::{Installed, InstalledOptions},
     output::{Exit, Failure, Output, counted, note},
 };
 use crate::{
     files::{self, SETS},
-    lint::{self, Finding, Severity, VmField},
+    lint::{self, Finding, Rule, Severity, VmField},
     render::{Files, builtin::BUILTIN, check},
 };
 
@@ -150,10 +150,12 @@ pub(super) async fn check(folder: &Path, options: &CheckOptions, is_named_set: b
 
 /// Reports a wrong value of a VM where it stands in the VM's file.
 fn move_to_vm(finding: &mut Finding, vms: &Path) {
-    let Some(VmField { vm, pointer }) = &finding.of_vm else { return };
-    let found = vm_files(vms).find_map(|file| Some((place_of_vm(&file, vm, pointer)?, file)));
+    let Some(VmField { vm, pointer, at }) = &finding.of_vm else { return };
+    let found = vm_files(vms).find_map(|file| Some((place_in_vm(&file, vm, pointer, *at)?, file)));
     if let Some(((line, column), file)) = found {
-        finding.message += &format!(" ({})", finding.file);
+        if finding.file != *vm {
+            finding.message += &format!(" ({})", finding.file);
+        }
         (finding.file, finding.line, finding.column) = (file.display().to_string(), Some(line), Some(column));
     }
 }
@@ -166,7 +168,8 @@ fn keep_checked_set(findings: &mut Vec<Finding>) {
             finding.file = file;
             true
         }
-        None => false,
+        // A value of a VM is not one of the base.
+        None => finding.rule == Rule::VmValue,
     });
 }
 
@@ -212,7 +215,6 @@ fn span(source: &str, finding: &Finding) -> Option<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lint::Rule;
 
     #[test]
     fn the_word_of_a_finding_is_marked() {

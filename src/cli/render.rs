@@ -6,9 +6,9 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{
-    input::{Settings, read_vms, rendering_error},
+    input::{Settings, read_vms, rendering_error, warnings},
     installed::InstalledOptions,
-    output::{Exit, Failure, Output, yaml},
+    output::{Exit, Failure, Output, note, yaml},
 };
 use crate::{
     object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
@@ -33,6 +33,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let (installed, namespace) = installed.read(settings).await?;
     let library = installed.library();
     for vm in read_vms(filename, &namespace)? {
+        warnings(filename, &vm).iter().for_each(|line| note(line));
         let wrong = |error| rendering_error(Some(filename), &vm, settings, &error);
         let set = library.get(vm.template_set()).map_err(|error| match error.vm_field {
             Some(_) if !asks_cluster => wrong(TemplateError {

@@ -191,6 +191,7 @@ impl Export<'_> {
             maximum_ram,
             current_ram,
             rtc_base,
+            rtc_timezone,
             rtc_clock,
             networks: _,
             disks: _,
@@ -256,6 +257,10 @@ impl Export<'_> {
         }
         match rtc_base.as_str() {
             "utc" => domain["clock"] = json!({ "utc": {} }),
+            "localtime" if rtc_timezone.is_some() => {
+                domain["clock"] = json!({ "timezone": rtc_timezone });
+                self.out.same("spec.vm.rtcTimezone");
+            }
             "localtime" => self.out.left_out("spec.vm.rtcBase", "set domain.clock.timezone, such as Europe/Berlin"),
             _ => self.out.left_out("spec.vm.rtcBase", "the clock of a guest there is UTC or that of a time zone"),
         }
@@ -444,7 +449,10 @@ impl Export<'_> {
     }
 
     fn cloud_init(&mut self, data: &CloudInit, instance: &mut Map<String, Value>) {
-        let CloudInit { meta_data, user_data, network_config, user_data_from, network_config_from } = data;
+        let CloudInit { meta_data, user_data, vendor_data, network_config, user_data_from, network_config_from } = data;
+        if vendor_data.is_some() {
+            self.out.left_out("spec.cloudInit.vendorData", "there is none: put it into userData");
+        }
         let name = self.vm.name_any();
         let mut source = json!({});
         let mut secret = Map::new();

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::source::Item;
-use crate::api::{GROUP, Quantity};
+use crate::{
+    api::{GROUP, Quantity},
+    exchange::Grade,
+};
 
 /// The most that the definition of the resource allows.
 const CPUS: u64 = 1024;
@@ -69,6 +72,45 @@ pub struct Origin {
     pub at: (usize, String),
 }
 
+/// A network card of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Card {
+    /// What the guest called it there, where that is known.
+    pub before: Option<String>,
+    /// Its MAC address in small letters, if it has one of its own.
+    pub mac: Option<String>,
+}
+
+/// A file for the claim `VM-runner-data`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    /// Where it is.
+    pub from: Place,
+    /// What it is called there.
+    pub file: &'static str,
+    /// For a firmware's variables: whether they are in a file of the format qcow2, and not on a volume or in a file as they are.
+    pub variables: Option<bool>,
+}
+
+/// The size of a firmware's variables of 4 MiB (OVMF): volumes of other programs are larger.
+pub const VARIABLES: u64 = 540_672;
+/// What is said of variables of a firmware of 2 MiB.
+pub const SMALL_VARIABLES: &str = "the firmware's variables can't be kept: they are of a firmware of 2 MiB, and the runner's image has one of 4 MiB; new ones \
+     are made, in which entries of the boot menu and own Secure Boot keys are missing";
+
+/// What is said of a part beside what it became.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Its line.
+    pub line: usize,
+    /// What it is called.
+    pub what: String,
+    /// How well it is kept.
+    pub grade: Grade,
+    /// What there is to say.
+    pub why: String,
+}
+
 /// A VM that comes together.
 #[derive(Debug, Default)]
 pub struct Draft {
@@ -93,14 +135,49 @@ pub struct Draft {
     pub fills: Vec<Fill>,
     /// Disks that are not of this VM alone.
     pub origins: Vec<Origin>,
-    /// Files for the claim `VM-runner-data`: where they are, and what they are called there.
-    pub data: Vec<(Place, &'static str)>,
+    /// Files for the claim `VM-runner-data`.
+    pub data: Vec<DataFile>,
+    /// The network cards, in the order of the networks.
+    pub cards: Vec<Card>,
+    /// What is said of parts beside what they became.
+    pub notes: Vec<Note>,
 }
 
 impl Draft {
     /// Sets a field of `spec.vm`.
     pub fn set(&mut self, field: &str, value: impl Into<Value>) {
         self.vm.insert(field.into(), value.into());
+    }
+
+    /// Says something of a part, beside what it became.
+    pub fn note(&mut self, line: usize, what: &str, grade: Grade, why: impl Into<String>) {
+        self.notes.push(Note { line, what: what.to_owned(), grade, why: why.into() });
+    }
+
+    /// Gives a network card a MAC address. False: its network has no setting for it.
+    pub fn give_mac(&mut self, number: usize, mac: &str) -> bool {
+        let network = self.networks.get_mut(number).and_then(Value::as_object_mut);
+        let fields = network.and_then(|network| network.iter_mut().find(|(kind, _)| *kind != "user"));
+        match fields {
+            Some((_, fields)) => {
+                fields["mac"] = json!(mac);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives the disk that was added last its serial number. False: a disk can't have this one.
+    pub fn serial(&mut self, serial: &str) -> bool {
+        let is_valid = (1..=20).contains(&serial.len())
+            && serial.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        match self.disks.last_mut() {
+            Some(disk) if is_valid && disk.get("volumeClaimTemplate").is_some() => {
+                disk["serial"] = json!(serial);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Sets the CPUs: at most so many, and so many of them at the start.
@@ -115,6 +192,13 @@ impl Draft {
         if let Some(current) = current.filter(|current| (1..most).contains(current)) {
             self.set("currentCpus", current);
         }
+    }
+
+    /// The CPUs that it has at most.
+    pub fn most_cpus(&self) -> u64 {
+        let topology = self.vm.get("cpuTopology").and_then(Value::as_object);
+        let of_topology = topology.map(|levels| levels.values().filter_map(Value::as_u64).product());
+        of_topology.or_else(|| self.vm.get("maximumCpus")?.as_u64()).unwrap_or(1)
     }
 
     /// Sets the topology, if a VM can have it.
@@ -319,4 +403,11 @@ pub fn card(model: &str) -> Option<&'static str> {
     const CARDS: [&str; 9] =
         ["e1000", "e1000e", "rtl8139", "vmxnet3", "ne2k_pci", "pcnet", "igb", "i82551", "virtio-net-pci"];
     CARDS.iter().find(|card| **card == model).copied()
+}
+
+/// Whether a time zone is one that `spec.vm.rtcTimezone` takes.
+pub fn is_zone(text: &str) -> bool {
+    text.len() <= 64
+        && text.starts_with(|letter: char| letter.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_+/-".contains(&byte))
 }

@@ -1,20 +1,34 @@
 //! `VirtualMachine` and `VirtualMachineInstance` of KubeVirt (<https://kubevirt.io/api-reference/>).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read as _,
+};
 
+use flate2::read::GzDecoder;
+use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use super::{
     Finding,
     draft::{self, Content, Draft, Link, Place, card, is_mac},
-    listed,
+    guest, listed,
     source::{self, Item, SourceError},
+    unreadable,
 };
-use crate::{api::Quantity, exchange::Grade, render::valid::is_dns_label};
+use crate::{
+    advice,
+    api::Quantity,
+    exchange::Grade,
+    render::valid::is_dns_label,
+    user_data::{Kind, problems},
+};
 
 mod disks;
 
 const HOOK: &str = "a program that changes the VM: options of QEMU take a template of the runner (docs/templates.md)";
+const IGNITION: &str = "a guest does not read a configuration of Ignition from a disk of cloud-init (NoCloud): give it by QEMU's -fw_cfg, in a template of \
+                        the runner (name=opt/com.coreos/config; docs/templates.md)";
 const FULL: &str = "a VM has at most 64 disks";
 
 const INSTANCETYPE: &str = "write CPUs and memory out: kubectl get vmi -o yaml shows those of a running VM";
@@ -145,13 +159,21 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     run_strategy(root, draft);
     placement(spec, draft);
     let domain = spec.get("domain").unwrap_or(spec).enter();
-    processor(domain, draft);
-    memory(domain, draft);
+    processor(domain, draft)?;
+    memory(domain, draft)?;
+    resources(domain, draft);
     firmware(domain, draft);
     clock(domain, draft);
     networks(spec, domain, draft);
     disks::disks(root, spec, domain, draft);
     devices(domain, draft);
+    if let Some(kind) = spec.get("volumes").into_iter().flat_map(Item::items).find_map(cloud_init_of) {
+        // KubeVirt makes the instance-id of these.
+        let host = spec.get("hostname").map_or_else(|| draft.name.clone(), |it| it.text().to_owned());
+        let former =
+            draft.namespace.as_ref().filter(|_| !host.is_empty()).map(|namespace| format!("{host}.{namespace}"));
+        guest::tell_instance(draft, kind.line, &kind.label, former);
+    }
     // A guest that starts on an empty disk helps nobody.
     if !draft.fills.is_empty() && draft.vm.get("state").is_some_and(|state| state == "Running") {
         draft.vm.remove("state");
@@ -216,6 +238,10 @@ fn metadata(root: &Item, draft: &mut Draft) {
                 let map = if item.key == "labels" { &mut draft.labels } else { &mut draft.annotations };
                 let field = format!("metadata.{}", item.key);
                 for item in own {
+                    if item.key == disks::TEMPLATES {
+                        item.changed("its sizes and storage classes are those of the VM's claims");
+                        continue;
+                    }
                     map.insert(item.key.clone(), item.same(format!("{field}.{}", item.key)).into());
                 }
                 for item in tools {
@@ -283,8 +309,30 @@ fn placement(spec: &Item, draft: &mut Draft) {
     }
 }
 
-fn processor(domain: &Item, draft: &mut Draft) {
+/// The data for cloud-init of a volume.
+fn cloud_init_of(volume: &Item) -> Option<&Item> {
+    volume.items().iter().find(|item| ["cloudInitNoCloud", "cloudInitConfigDrive"].contains(&item.key.as_str()))
+}
+
+/// CPUs as Kubernetes writes them, rounded up.
+fn whole_cpus(item: &Item) -> Option<u64> {
+    let text = item.text();
+    if let Some(milli) = text.strip_suffix('m') {
+        return milli.parse::<u64>().ok().map(|milli| milli.div_ceil(1000));
+    }
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let more = u64::from(part.bytes().any(|digit| digit != b'0'));
+    let is_number = part.bytes().all(|digit| digit.is_ascii_digit());
+    whole.parse::<u64>().ok().filter(|_| is_number)?.checked_add(more)
+}
+
+fn processor(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     let cpu = domain.get("cpu");
+    for key in ["sockets", "cores", "threads", "maxSockets"] {
+        if let Some(item) = cpu.and_then(|cpu| cpu.get(key)).filter(|item| item.number().is_none()) {
+            return Err(unreadable(item, "number of CPUs"));
+        }
+    }
     let level = |key: &str| cpu.and_then(|cpu| cpu.get(key)).and_then(Item::number).unwrap_or(1);
     let (sockets, cores, threads) = (level("sockets"), level("cores"), level("threads"));
     let most = cpu.and_then(|cpu| cpu.get("maxSockets")).and_then(Item::number).unwrap_or(sockets).max(sockets);
@@ -294,8 +342,8 @@ fn processor(domain: &Item, draft: &mut Draft) {
     let mut words: Vec<String> = vec!["host".into()];
     if !has_levels && let Some(item) = requested {
         // KubeVirt then gives the guest as many CPUs as are requested.
-        let milli = item.text().strip_suffix('m').map(|text| text.parse::<u64>().ok().map(|it| it.div_ceil(1000)));
-        draft.cpus(item, milli.unwrap_or_else(|| item.number()).unwrap_or(1), None);
+        let cpus = whole_cpus(item).ok_or_else(|| unreadable(item, "number of CPUs"))?;
+        draft.cpus(item, cpus, None);
     } else {
         let product = |sockets: u64| sockets.saturating_mul(cores).saturating_mul(threads);
         draft.cpus(&nothing, product(most), Some(product(sockets)));
@@ -382,6 +430,11 @@ fn processor(domain: &Item, draft: &mut Draft) {
     }
     domain.get("features").map(Item::enter);
     draft.cpu_model(&words.join(","));
+    Ok(())
+}
+
+/// Requests and limits, after CPUs and memory are known.
+fn resources(domain: &Item, draft: &mut Draft) {
     // A list that is there and empty means nothing.
     for key in ["resources", "resources/requests", "resources/limits"] {
         domain.get(key).map(Item::enter);
@@ -396,6 +449,21 @@ fn processor(domain: &Item, draft: &mut Draft) {
         }
     }
     // Requests alone are what the manager derives from CPUs and memory; limits are a wish.
+    if let Some(item) = domain.get("resources/limits/memory") {
+        // KubeVirt adds what QEMU needs by itself.
+        let memory = draft.vm.get("maximumRam").and_then(Value::as_str).and_then(|text| Quantity::parse(text).ok());
+        let memory = memory.map_or(1_000_000_000, |memory| memory.bytes());
+        let beside = advice::overhead(memory, draft.most_cpus());
+        let needed = memory.saturating_add(beside).next_multiple_of(1 << 20);
+        if quantity(item).is_none_or(|limit| limit < needed) {
+            resources["limits"]["memory"] = json!(format!("{}Mi", needed >> 20));
+            item.changed(format!(
+                "spec.resources.limits.memory: {}Mi, because QEMU needs about {}Mi beside the guest's memory, which KubeVirt adds by itself",
+                needed >> 20,
+                beside >> 20
+            ));
+        }
+    }
     if resources.get("limits").is_some() {
         draft.spec.insert("resources".into(), resources);
     }
@@ -405,7 +473,7 @@ fn quantity(item: &Item) -> Option<u64> {
     Quantity::parse(item.text()).ok().map(|it| it.bytes())
 }
 
-fn memory(domain: &Item, draft: &mut Draft) {
+fn memory(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     let guest = domain.get("memory/guest");
     let item =
         guest.or_else(|| domain.get("resources/requests/memory")).or_else(|| domain.get("resources/limits/memory"));
@@ -414,7 +482,10 @@ fn memory(domain: &Item, draft: &mut Draft) {
     if let Some(item) = domain.get("memory/hugepages") {
         item.whole(Grade::LeftOut, "huge pages take a template");
     }
-    let Some(item) = item else { return };
+    let Some(item) = item else { return Ok(()) };
+    if let Some(item) = [Some(item), most].into_iter().flatten().find(|item| quantity(item).is_none()) {
+        return Err(unreadable(item, "size of memory"));
+    }
     let bytes = quantity(item);
     let maximum = most.and_then(quantity).or(bytes);
     if maximum.is_some_and(|maximum| draft.ram(maximum, bytes)) {
@@ -426,6 +497,7 @@ fn memory(domain: &Item, draft: &mut Draft) {
     } else {
         item.left_out("this is no size that a VM can have: it gets 1G");
     }
+    Ok(())
 }
 
 fn firmware(domain: &Item, draft: &mut Draft) {
@@ -472,8 +544,14 @@ fn clock(domain: &Item, draft: &mut Draft) {
         draft.set("rtcBase", "utc");
     }
     if let Some(item) = clock.get("timezone") {
-        item.changed("spec.vm.rtcBase: localtime, in the node's time zone");
         draft.set("rtcBase", "localtime");
+        if draft::is_zone(item.text()) {
+            draft.set("rtcTimezone", item.same("spec.vm.rtcTimezone"));
+        } else {
+            item.changed(
+                "spec.vm.rtcBase: localtime, which is UTC here: this is no name of a time zone for spec.vm.rtcTimezone",
+            );
+        }
     }
     for timer in clock.get("timer").into_iter().flat_map(|timer| timer.enter().items()) {
         let policy = timer.get("tickPolicy").map_or("", Item::text);
@@ -501,6 +579,7 @@ fn networks(spec: &Item, domain: &Item, draft: &mut Draft) {
         // KubeVirt then adds one in the Pod's network.
         if domain.get("devices/autoattachPodInterface").is_none_or(Item::is_yes) {
             draft.network(Link::Pod, None, None);
+            guest::tell_name(draft, domain.line, &domain.label, Some("enp1s0".into()), None);
         }
         for network in spec.get("networks").into_iter().flat_map(Item::items).filter(|it| it.get("pod").is_some()) {
             network.whole(Grade::Same, "the Pod's network");
@@ -528,6 +607,9 @@ fn networks(spec: &Item, domain: &Item, draft: &mut Draft) {
             item.whole(Grade::LeftOut, "a VM has at most 32 networks");
             continue;
         };
+        let before = format!("enp{}s0", draft.cards.len() + 1);
+        let own_mac = mac.filter(|_| words != "user networking");
+        guest::tell_name(draft, item.line, &item.label, Some(before), own_mac);
         for key in ["name", "masquerade", "passt", "passtBinding", "slirp"] {
             if let Some(item) = item.get(key) {
                 item.whole(Grade::Same, words.clone());
@@ -569,34 +651,66 @@ fn by_name(list: &[Item]) -> BTreeMap<&str, &Item> {
     map
 }
 
+/// The text of data in base64, which gzip may have compressed.
+fn decoded(text: &str) -> Option<String> {
+    const LARGEST: u64 = 1 << 20;
+    let bytes: ByteString = serde_json::from_value(json!(text.split_whitespace().collect::<String>())).ok()?;
+    let mut text = String::new();
+    if bytes.0.starts_with(b"\x1f\x8b") {
+        GzDecoder::new(bytes.0.as_slice()).take(LARGEST).read_to_string(&mut text).ok()?;
+        return Some(text);
+    }
+    String::from_utf8(bytes.0).ok()
+}
+
 fn cloud_init(kind: &Item, draft: &mut Draft) {
     kind.enter();
-    let init = draft.spec.entry("cloudInit").or_insert_with(|| json!({}));
     let is_drive = kind.key == "cloudInitConfigDrive";
     for item in kind.items() {
         let name = item.get("name").map_or("", Item::text).to_owned();
         let key = |key: &str| json!({ "secretKeyRef": { "name": name, "key": key } });
+        let text = match item.key.as_str() {
+            "userDataBase64" | "networkDataBase64" => decoded(item.text()),
+            _ => Some(item.text().to_owned()),
+        };
+        let Some(text) = text else {
+            item.left_out("this is no base64 of a text");
+            continue;
+        };
         let (field, value) = match item.key.as_str() {
-            "userData" => ("userData", Value::from(item.text())),
-            "networkData" => ("networkConfig", Value::from(item.text())),
-            "userDataBase64" | "networkDataBase64" => {
-                item.left_out("decode it, and write it as a text");
+            "userData" | "userDataBase64" if Kind::of(&text) == Kind::Ignition => {
+                item.left_out(IGNITION);
                 continue;
             }
+            "userData" | "userDataBase64" => ("userData", Value::from(text.as_str())),
+            "networkData" | "networkDataBase64" => ("networkConfig", Value::from(text.as_str())),
             "secretRef" => ("userDataFrom", key("userdata")),
             "networkDataSecretRef" => ("networkConfigFrom", key("networkdata")),
             _ => continue,
         };
-        init[field] = value;
+        let named = if field == "networkConfig" { guest::network_config(&text, draft) } else { None };
+        let has_names = named.is_some();
+        let init = draft.spec.entry("cloudInit").or_insert_with(|| json!({}));
+        init[field] = named.unwrap_or(value);
         if field.ends_with("From") {
             item.whole(
                 Grade::Changed,
                 format!("spec.cloudInit.{field}: the Secret needs the label vmoperator.jdrupes.org/cloud-init"),
             );
+        } else if has_names {
+            item.changed(
+                "spec.cloudInit.networkConfig: each card is found by its MAC address (match, set-name), because its name is another one here",
+            );
         } else if is_drive {
             item.changed(format!("spec.cloudInit.{field}, by the data source NoCloud"));
         } else {
             item.same(format!("spec.cloudInit.{field}"));
+        }
+        if field == "userData" {
+            for problem in problems(&text.into()) {
+                let place = problem.at.map(|(line, _)| format!("line {line} of it: ")).unwrap_or_default();
+                draft.note(item.line, &item.label, Grade::Changed, format!("{place}{}", problem.message));
+            }
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Domains of libvirt: `virsh dumpxml` (<https://libvirt.org/formatdomain.html>).
 
 use super::{
-    draft::{self, Content, Draft, Link, Place},
+    draft::{self, Content, DataFile, Draft, Link, Place, SMALL_VARIABLES},
+    guest,
     source::{self, Item, SourceError},
+    unreadable,
 };
 use crate::exchange::Grade;
 
@@ -55,11 +57,17 @@ pub(super) fn read(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> 
                 item.same("spec.vm.machineUuid");
                 draft.set("machineUuid", uuid);
             }
-            None => item.left_out("this is no UUID"),
+            None => {
+                let text = super::shortened(item.text());
+                item.left_out(format!("{text:?} is no UUID: the VM gets a new one, which its guest may notice"));
+            }
         }
     }
-    memory(domain, draft);
-    cpus(domain, draft);
+    memory(domain, draft)?;
+    cpus(domain, draft)?;
+    if let Some(item) = domain.get("sysinfo").filter(|it| it.get("@type").is_some_and(|it| it.text() == "fwcfg")) {
+        item.whole(Grade::LeftOut, FW_CFG);
+    }
     system(domain, draft)?;
     features(domain);
     cpu_model(domain, draft);
@@ -119,9 +127,15 @@ fn bytes(item: &Item, default: &str) -> Option<u64> {
     item.number()?.checked_mul(factor)
 }
 
-fn memory(domain: &Item, draft: &mut Draft) {
-    let Some(memory) = domain.get("memory") else { return };
+/// What is said of entries of QEMU's fw_cfg, such as a configuration of Ignition.
+const FW_CFG: &str = "entries of fw_cfg, such as a configuration of Ignition, take a template of the runner with -fw_cfg (docs/templates.md)";
+
+fn memory(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> {
+    let Some(memory) = domain.get("memory") else { return Ok(()) };
     let current = domain.get("currentMemory");
+    if let Some(item) = [Some(memory), current].into_iter().flatten().find(|item| bytes(item, "KiB").is_none()) {
+        return Err(unreadable(item, "size of memory"));
+    }
     let maximum = bytes(memory, "KiB");
     if maximum.is_some_and(|maximum| draft.ram(maximum, current.and_then(|current| bytes(current, "KiB")))) {
         for (item, field) in [(Some(memory), "spec.vm.maximumRam"), (current, "spec.vm.currentRam")] {
@@ -135,9 +149,10 @@ fn memory(domain: &Item, draft: &mut Draft) {
         memory.left_out("a VM has 1Mi or more of memory: it gets 1G");
         draft.set("maximumRam", "1G");
     }
+    Ok(())
 }
 
-fn cpus(domain: &Item, draft: &mut Draft) {
+fn cpus(domain: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     if let Some(vcpu) = domain.get("vcpu") {
         let current = vcpu.get("@current");
         if let Some(placement) = vcpu.get("@placement") {
@@ -146,16 +161,19 @@ fn cpus(domain: &Item, draft: &mut Draft) {
         if let Some(current) = current {
             current.same("spec.vm.currentCpus");
         }
+        if let Some(item) = current.filter(|item| item.number().is_none()) {
+            return Err(unreadable(item, "number of CPUs"));
+        }
         match vcpu.number() {
             Some(most) => draft.cpus(vcpu, most, current.and_then(Item::number)),
-            None => vcpu.left_out("this is no number"),
+            None => return Err(unreadable(vcpu, "number of CPUs")),
         }
     }
     // The list of CPUs: those that are on count.
     if let Some(list) = domain.get("vcpus") {
         list.whole(Grade::Changed, "which CPUs are plugged is the runner's choice");
     }
-    let Some(topology) = domain.get("cpu/topology") else { return };
+    let Some(topology) = domain.get("cpu/topology") else { return Ok(()) };
     let level = |key: &str| topology.get(key).map_or(Some(1), Item::number);
     let levels = [level("@sockets"), level("@dies"), level("@cores"), level("@threads")];
     let clusters = level("@clusters").unwrap_or(1);
@@ -169,6 +187,7 @@ fn cpus(domain: &Item, draft: &mut Draft) {
     } else {
         topology.whole(Grade::Changed, "spec.vm.maximumCpus without a topology: a VM can't have this one");
     }
+    Ok(())
 }
 
 /// The firmware, the machine, and what boots.
@@ -256,8 +275,17 @@ fn firmware(system: &Item, draft: &mut Draft) {
     if file.is_empty() {
         nvram.whole(Grade::Same, "the runner makes the firmware's variables");
     } else {
-        nvram.whole(Grade::Changed, "the firmware's variables have to be copied (see the comments)");
-        draft.data.push((Place::File(file.to_owned()), "fw-vars.fd"));
+        // Distributions call the smaller firmware so, and the larger one by its size.
+        let is_small = !is_large && loader.is_some_and(|it| it.text().contains("OVMF_CODE"));
+        if is_uefi && is_small {
+            return nvram.whole(Grade::LeftOut, SMALL_VARIABLES);
+        }
+        let size =
+            if is_large { "" } else { "; variables of 131072 bytes can't be kept: they are of a firmware of 2 MiB" };
+        nvram.whole(Grade::Changed, format!("the firmware's variables have to be copied (see the comments){size}"));
+        let is_qcow2 = file.ends_with(".qcow2") || nvram.get("@format").is_some_and(|it| it.text() == "qcow2");
+        let from = Place::File(file.to_owned());
+        draft.data.push(DataFile { from, file: "fw-vars.fd", variables: Some(is_qcow2) });
     }
 }
 
@@ -409,7 +437,18 @@ fn clock(domain: &Item, draft: &mut Draft) {
     }
     if let Some(offset) = offset {
         match offset.text() {
-            "utc" | "localtime" => _ = offset.same("spec.vm.rtcBase"),
+            "utc" => _ = offset.same("spec.vm.rtcBase"),
+            "localtime" => {
+                _ = offset.changed(
+                    "spec.vm.rtcBase: localtime, which is UTC here until spec.vm.rtcTimezone names the zone of the host, such as Europe/Berlin",
+                )
+            }
+            "timezone" if clock.get("@timezone").is_some_and(|it| draft::is_zone(it.text())) => {
+                let zone = clock.get("@timezone").map_or("", |it| it.same("spec.vm.rtcTimezone"));
+                draft.set("rtcBase", "localtime");
+                draft.set("rtcTimezone", zone);
+                offset.same("spec.vm.rtcBase: localtime");
+            }
             other => _ = offset.changed(format!("spec.vm.rtcBase: utc; there is no {other}")),
         }
     }

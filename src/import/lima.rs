@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     draft::{Content, Draft, Fill, Link, Place},
+    guest,
     source::{Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -93,6 +94,7 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         (false, false) => root.left_out(format!("there is no image: the disk is empty. {LOGIN}")),
     }
     draft.network(Link::Pod, None, None);
+    guest::tell_name(draft, root.line, "the file", Some("eth0".into()), None);
     for item in root.items() {
         let value = item.json();
         match item.key.as_str() {

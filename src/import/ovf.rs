@@ -2,6 +2,7 @@
 
 use super::{
     draft::{Draft, Link, card, is_mac},
+    guest,
     source::{self, Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -357,6 +358,15 @@ fn ethernet(item: &Item, machine_mac: Option<&Item>, draft: &mut Draft) {
     let Some(words) = draft.network(Link::Pod, device, mac.as_deref()) else {
         return item.whole(Grade::LeftOut, "a VM has at most 32 networks");
     };
+    let number = draft.cards.len();
+    // VirtualBox names its cards by slots, VMware by the places of its bridges.
+    let names: &[&str] = match (machine_mac.is_some(), model.contains("vmxnet3")) {
+        (true, _) => &["enp0s3", "enp0s8", "enp0s9", "enp0s10"],
+        (false, true) => &["ens192", "ens224", "ens256"],
+        (false, false) => &["ens33", "ens34", "ens35"],
+    };
+    let own_mac = mac.as_deref().filter(|_| words != "user networking");
+    guest::tell_name(draft, item.line, &item.label, names.get(number).map(|name| (*name).to_owned()), own_mac);
     let network = of(item, "Connection");
     let before = if device.is_some() || model.is_empty() || model == "virtio" {
         String::new()

@@ -5,13 +5,17 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::{
-    draft::{self, Content, Draft, Link, Place, card, is_mac},
+    draft::{self, Content, DataFile, Draft, Link, Place, SMALL_VARIABLES, card, is_mac},
+    guest,
     source::{Item, PARTS, SourceError},
+    unreadable,
 };
 use crate::exchange::Grade;
 
 mod cloud_init;
 
+/// What is said of a clock with local time whose zone the file does not have.
+const ZONE: &str = "spec.vm.rtcBase: localtime, which is UTC here until spec.vm.rtcTimezone names the zone of the host, such as Europe/Berlin";
 /// What Proxmox tells Windows guests of their hypervisor.
 const WINDOWS: &str =
     "hv-relaxed,hv-vapic,hv-spinlocks=8191,hv-time,hv-vpindex,hv-runtime,hv-synic,hv-stimer,hv-reset,hv-ipi";
@@ -126,13 +130,19 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
                     drives.push((item.key.clone(), at));
                 }
             }
-            key if is_numbered(key, &["net"]) => interface(item, draft),
+            key if is_numbered(key, &["net"]) => interface(item, root, draft),
             key if is_numbered(key, &["usb"]) => usb(item, draft),
             _ => simple(item, draft),
         }
     }
     boot(root, &drives, draft);
     cloud_init::cloud_init(root, draft);
+    let line = root
+        .items()
+        .iter()
+        .find(|item| item.key.starts_with("ci") || item.key.starts_with("ipconfig") || item.key == "sshkeys");
+    let (line, what) = line.map_or((root.line, "the file"), |item| (item.line, item.key.as_str()));
+    guest::tell_instance(draft, line, what, None);
     Ok(())
 }
 
@@ -178,7 +188,11 @@ fn simple(item: &Item, draft: &mut Draft) {
         "numa" if is_off => _ = item.same("the guest has one node of memory"),
         "localtime" => {
             draft.set("rtcBase", if is_off { "utc" } else { "localtime" });
-            item.same("spec.vm.rtcBase");
+            if is_off {
+                item.same("spec.vm.rtcBase");
+            } else {
+                item.changed(ZONE);
+            }
         }
         "startdate" if item.text() == "now" => _ = item.same("spec.vm.rtcBase"),
         "startdate" => {
@@ -288,6 +302,9 @@ fn processor(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         }
     }
     let memory = root.get("memory").and_then(|item| main_value(item, "current"));
+    if let Some(item) = memory.filter(|item| item.number().is_none()) {
+        return Err(unreadable(item, "size in MiB"));
+    }
     let mebibytes = memory.map_or(Some(512), Item::number).and_then(|number| number.checked_mul(1 << 20));
     let fits = mebibytes.is_some_and(|bytes| draft.ram(bytes, None));
     match memory {
@@ -299,6 +316,9 @@ fn processor(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     let mut words = vec![model(root.get("cpu"))];
     if is_windows {
         draft.set("rtcBase", "localtime");
+        if let Some(item) = root.get("ostype").filter(|_| root.get("localtime").is_none()) {
+            draft.note(item.line, "ostype", Grade::Changed, ZONE);
+        }
         words.push(WINDOWS.into());
     }
     draft.cpu_model(&words.join(","));
@@ -369,9 +389,16 @@ fn firmware(root: &Item, draft: &mut Draft) {
     }
     if let Some(item) = variables {
         if is_uefi {
-            item.whole(Grade::Changed, "the firmware's variables have to be copied (see the comments)");
-            if let Some(file) = main_value(item, "file") {
-                draft.data.push((volume(file.text()), "fw-vars.fd"));
+            // Proxmox writes no type for the smaller one.
+            if is_large {
+                item.whole(Grade::Changed, "the firmware's variables have to be copied (see the comments)");
+                if let Some(file) = main_value(item, "file").map(Item::text) {
+                    let is_qcow2 =
+                        file.ends_with(".qcow2") || property("format").is_some_and(|it| it.text() == "qcow2");
+                    draft.data.push(DataFile { from: volume(file), file: "fw-vars.fd", variables: Some(is_qcow2) });
+                }
+            } else {
+                item.whole(Grade::LeftOut, SMALL_VARIABLES);
             }
         } else {
             item.whole(Grade::LeftOut, "a BIOS has no variables");
@@ -439,6 +466,12 @@ fn drive(item: &Item, draft: &mut Draft) -> Option<usize> {
             item.same(what);
         }
     }
+    if let Some(item) = option("serial") {
+        match draft.serial(&decoded(item.text())) {
+            true => _ = item.same("spec.vm.disks[].serial"),
+            false => item.left_out("the serial number of a disk has up to 20 letters, digits, '.', '_' and '-'"),
+        }
+    }
     for key in ["backup", "replicate"] {
         if let Some(item) = option(key) {
             item.left_out("it is for Proxmox: see example/templates/backup");
@@ -466,7 +499,17 @@ fn bytes(text: &str) -> Option<u64> {
     text[..end].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-fn interface(item: &Item, draft: &mut Draft) {
+/// What systemd calls the card `netN`: the first six are in slots from 18 on.
+fn card_name(root: &Item, key: &str) -> Option<String> {
+    let number = key.strip_prefix("net")?.parse::<u32>().ok().filter(|number| *number < 6)?;
+    let is_q35 = root.get("machine").is_some_and(|it| {
+        it.text().contains("q35") || it.get("type").or_else(|| it.get("")).is_some_and(|it| it.text().contains("q35"))
+    });
+    let begin = if is_q35 { "enp6s" } else { "ens" };
+    Some(format!("{begin}{}", 18 + number))
+}
+
+fn interface(item: &Item, root: &Item, draft: &mut Draft) {
     item.enter();
     let own = |part: &Item| {
         ![
@@ -508,6 +551,8 @@ fn interface(item: &Item, draft: &mut Draft) {
     let Some(words) = draft.network(link, card(&model), valid) else {
         return item.whole(Grade::LeftOut, "a VM has at most 32 networks");
     };
+    let own_mac = valid.filter(|_| link != Link::User);
+    guest::tell_name(draft, item.line, &item.key, card_name(root, &item.key), own_mac);
     if is_virtio || card(&model).is_some() {
         kind.same("the card and its MAC address");
     } else {

@@ -1,5 +1,6 @@
 //! What is read, and that nothing is dropped.
 
+mod kinds;
 mod texts;
 
 use super::*;

@@ -183,10 +183,10 @@ fn drives(of_pod: &[Drive], objects: &Objects, options: &Options, notes: &mut Ve
             Drive::IdeCd { file, bootindex } => {
                 Drive::IdeCd { file: cd(file, &options.cd_folders), bootindex: *bootindex }
             }
-            Drive::Raw { resource, bootindex, size } => {
+            Drive::Raw { resource, bootindex, size, serial } => {
                 let claim = objects.claim(resource)?;
                 let size = size.or(claims::requested_size(&claim.spec)).unwrap_or(DEFAULT_SIZE);
-                let disk = Disk { volume: &claim.volume, bootindex: *bootindex, size };
+                let disk = Disk { volume: &claim.volume, bootindex: *bootindex, size, serial: serial.as_deref() };
                 let drive = disk.drive(options, std::mem::take(&mut is_first), &mut found.overlay)?;
                 notes.extend(disk.note_if_empty(&drive, of_pod, options));
                 drive
@@ -219,17 +219,19 @@ struct Disk<'a> {
     volume: &'a str,
     bootindex: Option<u32>,
     size: u64,
+    serial: Option<&'a str>,
 }
 
 impl Disk<'_> {
     /// The disk's file. The first disk is over an image if the user gives one, or has given one before.
     fn drive(&self, options: &Options, is_first: bool, overlay: &mut Option<Overlay>) -> Result<Drive, Error> {
-        let Self { volume, bootindex, size } = *self;
+        let Self { volume, bootindex, size, serial } = *self;
+        let serial = serial.map(str::to_owned);
         let (raw, qcow2) = (format!("{volume}.img"), format!("{volume}.qcow2"));
         let path = |name: &str| disks_dir(&options.dir).join(name);
         let exists = options.existing.contains(&qcow2);
         if !(exists || is_first && options.has_image) {
-            return Ok(Drive::Raw { resource: path(&raw).display().to_string(), bootindex, size: Some(size) });
+            return Ok(Drive::Raw { resource: path(&raw).display().to_string(), bootindex, size: Some(size), serial });
         }
         if options.existing.contains(&raw) {
             return Err(Error::DiskWithoutImage(path(&raw)));
@@ -237,7 +239,7 @@ impl Disk<'_> {
         let file = path(&qcow2);
         let resource = file.display().to_string();
         *overlay = Some(Overlay { file, exists, size });
-        Ok(Drive::Qcow2 { resource, bootindex })
+        Ok(Drive::Qcow2 { resource, bootindex, serial })
     }
 
     /// A note if this is a new disk, and nothing could put a system on it.

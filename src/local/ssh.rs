@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::{CloudInit, VirtualMachine};
+use crate::{
+    api::{CloudInit, VirtualMachine},
+    user_data::Kind,
+};
 
 /// The key of cloud-config with the public keys of the image's user
 /// (<https://cloudinit.readthedocs.io/en/latest/reference/modules.html#ssh>).
@@ -87,8 +90,9 @@ fn extend(of: &mut Map<String, Value>, keys: &[String]) -> Result<(), Error> {
 
 /// The values of a cloud-config. A text without a first line of that kind gets one from the manager.
 fn cloud_config(text: &str) -> Result<Value, Error> {
-    if text.starts_with('#') && text.lines().next().map(str::trim) != Some(CLOUD_CONFIG) {
-        return Err(Error::NotCloudConfig);
+    match Kind::of(text) {
+        Kind::CloudConfig | Kind::Unknown => {}
+        _ => return Err(Error::NotCloudConfig),
     }
     match serde_yaml::from_str(text) {
         Ok(Value::Null) => Ok(json!({})),

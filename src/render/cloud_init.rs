@@ -9,6 +9,7 @@ use super::output::digest;
 use crate::{
     api::{CloudInit, VirtualMachine},
     runner_config::CloudInitSection,
+    user_data,
 };
 
 /// The section `cloudInit` of the runner's configuration. `None`: the VM has no data for cloud-init.
@@ -28,6 +29,7 @@ pub fn section(vm: &VirtualMachine) -> Result<Option<CloudInitSection>, serde_js
     Ok(Some(CloudInitSection {
         meta_data,
         user_data: data.user_data.clone().unwrap_or_else(|| json!({})),
+        vendor_data: data.vendor_data.clone().unwrap_or_default(),
         network_config: data.network_config.clone(),
     }))
 }
@@ -38,6 +40,7 @@ pub fn section(vm: &VirtualMachine) -> Result<Option<CloudInitSection>, serde_js
 pub(super) struct CloudInitFiles {
     meta_data: String,
     user_data: Option<String>,
+    vendor_data: Option<String>,
     network_config: Option<String>,
     user_data_from: Value,
     network_config_from: Value,
@@ -55,6 +58,7 @@ impl CloudInitFiles {
                 // cloud-init uses the disk only if this file exists.
                 (None, None) => Some("#cloud-config\n{}\n".into()),
             },
+            vendor_data: data.vendor_data.as_ref().map(user_data).transpose()?,
             network_config: data.network_config.as_ref().map(network_config).transpose()?,
             user_data_from: serde_json::to_value(&data.user_data_from)?,
             network_config_from: serde_json::to_value(&data.network_config_from)?,
@@ -67,17 +71,12 @@ fn yaml(value: &Value) -> Result<String, serde_json::Error> {
     serde_saphyr::to_string(value).map_err(serde_json::Error::custom)
 }
 
-/// The text of `user-data`, which cloud-init knows by its first line.
+/// The text of `user-data` or of `vendor-data`, which cloud-init knows by its beginning.
 ///
 /// # Errors
 /// If a value can't be written as YAML.
 pub fn user_data(value: &Value) -> Result<String, serde_json::Error> {
-    Ok(match value {
-        // A script, a complete cloud-config, or a MIME message.
-        Value::String(text) if text.starts_with('#') || text.starts_with("Content-Type:") => text.clone(),
-        Value::String(text) => format!("#cloud-config\n{text}"),
-        value => format!("#cloud-config\n{}", yaml(value)?),
-    })
+    user_data::text(value, yaml)
 }
 
 /// The text of `network-config`.

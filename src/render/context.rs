@@ -9,7 +9,7 @@
 //! | `initResources` | those without devices: for an init container, which works before the guest starts |
 //! | `disks` | `spec.vm.disks` resolved, in their order: `type` (`claim` or `cdrom`) and `bootindex`; of claims `claimName`, `volume`, `device`, `path`, `mode`, `spec`, `labels`, `annotations`; of CD drives `file` |
 //! | `runnerData` | `claimName` of the runner's own claim |
-//! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
+//! | `cloudInit` | `none`, or `metaData`, `userData`, `vendorData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
 //! | `runner` | the content of the runner's `config.yaml` in the ConfigMap: without user data |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
 //! | `relay` | `secret`: the name of the Secret of the relay, or `none` if there is no relay; for a new one `certificate`, `key` and `token` |
@@ -180,7 +180,7 @@ pub(super) fn build(
     if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
         files.runner_config = Some(legacy::configuration(&with(section.clone()))?);
     }
-    let without_user_data = |section| CloudInitSection { user_data: Value::Null, ..section };
+    let without_user_data = |section| CloudInitSection { user_data: Value::Null, vendor_data: Value::Null, ..section };
     let runner = match reader {
         Reader::Ours => RunnerFile::Ours(Box::new(with(section.map(without_user_data)))),
         Reader::Legacy => RunnerFile::Legacy(legacy::configuration(&with(section.map(without_user_data)))?),

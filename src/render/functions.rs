@@ -16,6 +16,7 @@ use minijinja::{
 use sha2::{Digest as _, Sha256};
 
 use super::output::digest;
+use crate::user_data::Kind;
 
 /// The documentation of a filter or function.
 pub struct Function {
@@ -366,11 +367,9 @@ fn part_body(part: &Value) -> Result<String, Error> {
     Ok(body)
 }
 
-/// The type of user data, by its first line (<https://cloudinit.readthedocs.io/en/latest/explanation/format.html>).
+/// The type of user data, by their beginning (<https://cloudinit.readthedocs.io/en/latest/explanation/format.html>).
 fn media_type(content: &str) -> &'static str {
-    let types =
-        [("#!", "text/x-shellscript"), ("#include", "text/x-include-url"), ("## template: jinja", "text/jinja2")];
-    types.into_iter().find(|(start, _)| content.starts_with(start)).map_or("text/cloud-config", |(_, kind)| kind)
+    Kind::media_type(content).unwrap_or("text/cloud-config")
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ use crate::{
 /// The keys of the section `/Runner` that a legacy runner knows.
 const RUNNER: [&str; 7] =
     ["dataDir", "template", "updateTemplate", "guestShutdownStops", "resetCounter", "cloudInit", "vm"];
+/// The keys of the section `cloudInit` that a legacy runner knows.
+const CLOUD_INIT: [&str; 3] = ["metaData", "userData", "networkConfig"];
 /// The keys of the section `vm` that a legacy runner knows.
 const VM: [&str; 21] = [
     "name",
@@ -97,6 +99,7 @@ pub(super) fn with_former_instance_id(vm: &VirtualMachine, mut section: CloudIni
 pub(super) fn configuration(file: &ConfigFile) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(file)?;
     keep(&mut value["/Runner"], &RUNNER);
+    keep(&mut value["/Runner"]["cloudInit"], &CLOUD_INIT);
     let vm = &mut value["/Runner"]["vm"];
     keep(vm, &VM);
     if vm["accelerator"] == "auto" {

@@ -63,6 +63,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         current_ram: Some(machine.ram().spaced()),
         accelerator: machine.accelerator,
         rtc_base: machine.rtc_base.clone(),
+        rtc_timezone: machine.rtc_timezone.clone(),
         rtc_clock: machine.rtc_clock.clone(),
         on_panic: machine.on_panic,
         network: networks(vm),
@@ -146,7 +147,12 @@ mod tests {
         )
         .unwrap();
         let drives = vec![
-            Drive::Raw { resource: "/home/alice/apple.img".into(), bootindex: Some(0), size: Some(1 << 30) },
+            Drive::Raw {
+                resource: "/home/alice/apple.img".into(),
+                bootindex: Some(0),
+                size: Some(1 << 30),
+                serial: None,
+            },
             cd_drive("/home/alice/Fedora.iso", None),
         ];
         let config = runner_config(&vm, drives.clone(), cloud_init::section(&vm).unwrap(), vec![]);

@@ -47,7 +47,7 @@ pub fn context(values: Option<Value>) -> Value {
         })) },
         "runnerData": object(json!({ "claimName": text })),
         "cloudInit": or_none(object(json!({
-            "metaData": text, "userData": maybe, "networkConfig": maybe, "userDataFrom": { "type": ["object", "null"] },
+            "metaData": text, "userData": maybe, "vendorData": maybe, "networkConfig": maybe, "userDataFrom": { "type": ["object", "null"] },
             "networkConfigFrom": { "type": ["object", "null"] }, "runnerConfig": { "type": ["object", "null"] },
         }))),
         "runner": { "type": "object" },

@@ -3,6 +3,7 @@
 //! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
 //! directory what it needs to know.
 
+mod clock;
 mod events;
 
 use std::{io, path::PathBuf, time::Duration};
@@ -33,7 +34,7 @@ use super::{
     relay::RelayState,
     report::{Observation, Panic, Report},
     runtime_dir::RuntimeDir,
-    session::{Session, ended, guest_answer, login_line, media_answer, time_of},
+    session::{Session, clock_answer, ended, guest_answer, login_line, media_answer, time_of},
     state::{MachineState, Orders, PasswordEnd, Phase},
     status_writer::VmResource,
 };
@@ -94,6 +95,8 @@ pub struct Agent {
     reports: watch::Sender<Option<Report>>,
     /// The first report waits until then.
     quiet_until: Option<Instant>,
+    /// For how long the guest stood still since its clock was set.
+    behind: Duration,
 }
 
 /// What the agent reacts to.
@@ -102,6 +105,7 @@ enum Input {
     FilesChanged(io::Result<()>),
     Qemu(Result<Event, QmpError>),
     GuestAnswer(Option<Value>),
+    ClockAnswer(io::Result<()>),
     LoginLine(io::Result<String>),
     MediaAnswer(Vec<Answer>),
     AskAboutMedia,
@@ -118,7 +122,14 @@ impl Agent {
     /// If a directory cannot be watched.
     pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
         let follower = options.runtime.follow_with(&options.config_dir)?;
-        Ok(Self { options, follower, observation: Observation::default(), reports, quiet_until: None })
+        Ok(Self {
+            options,
+            follower,
+            observation: Observation::default(),
+            reports,
+            quiet_until: None,
+            behind: Duration::ZERO,
+        })
     }
 
     /// Works until the future is dropped, or until `term` is true and there is no QEMU to connect to. The caller then calls
@@ -162,6 +173,7 @@ impl Agent {
             Some(Session {
                 monitor,
                 guest_question,
+                clock_task,
                 media_question,
                 media_again,
                 login,
@@ -176,6 +188,7 @@ impl Agent {
                     event = monitor.event() => Input::Qemu(event),
                     changed = self.follower.changed() => Input::FilesChanged(changed),
                     answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
+                    set = clock_answer(clock_task) => Input::ClockAnswer(set),
                     line = login_line(login) => Input::LoginLine(line),
                     media = media_answer(media_question) => Input::MediaAnswer(media),
                     () = time_of(*media_again) => Input::AskAboutMedia,
@@ -224,8 +237,16 @@ impl Agent {
                     if let Some(session) = session {
                         // A reboot may have waited for the agent.
                         self.apply_where(session, Change::waits_for_media).await;
+                        // So may the guest's clock.
+                        self.set_clock(session);
                     }
                 }
+            }
+            Input::ClockAnswer(set) => {
+                if let Some(session) = session {
+                    session.clock_task = None;
+                }
+                self.note_clock(set);
             }
             Input::MediaAnswer(answers) => {
                 if let Some(session) = session
@@ -327,6 +348,7 @@ impl Agent {
             self.quiet_until = None;
             let password_changes = self.observation.password_changes;
             self.observation = Observation { password_changes, ..Observation::default() };
+            self.behind = Duration::ZERO;
         }
         self.observation.machine = machine;
         if !self.qemu_is_running() {
@@ -358,6 +380,8 @@ impl Agent {
             monitor,
             actual: Actual { orders, cpu_rule, ..Actual::default() },
             guest_question: None,
+            clock_task: None,
+            stopped_at: None,
             media_question: None,
             waits_for_tray: Vec::new(),
             media_again: None,
@@ -407,6 +431,9 @@ impl Agent {
             let blocks = session.monitor.execute(QueryBlock {}).await?;
             self.observation.devices = failed_disks(&blocks, &self.options.configuration.config.vm);
             session.disk_mended_at = None;
+        }
+        if guest != GuestState::Executes {
+            session.stopped_at.get_or_insert_with(Instant::now);
         }
         self.observation.is_executing = Some(matches!(guest, GuestState::Executes | GuestState::StoppedByDisk));
         self.observation.panic = Panic::of(guest);

@@ -7,7 +7,7 @@ use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::runner_config::CloudInitSection;
+use crate::{runner_config::CloudInitSection, user_data};
 
 /// The content of the files on the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct CloudInitFiles {
     pub meta_data: Option<Vec<u8>>,
     /// `user-data`.
     pub user_data: Option<Vec<u8>>,
+    /// `vendor-data`.
+    pub vendor_data: Option<Vec<u8>>,
     /// `network-config`.
     pub network_config: Option<Vec<u8>>,
 }
@@ -38,6 +40,9 @@ impl CloudInitFiles {
                 Some(yaml(&data).into_bytes())
             }),
             user_data: projected.user_data.or_else(|| Some(user_data(&section.user_data).into_bytes())),
+            vendor_data: projected
+                .vendor_data
+                .or_else(|| (!section.vendor_data.is_null()).then(|| user_data(&section.vendor_data).into_bytes())),
             network_config: projected.network_config.or_else(|| section.network_config.map(|c| yaml(&c).into_bytes())),
         })
     }
@@ -54,10 +59,14 @@ impl CloudInitFiles {
     }
 
     fn entries(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        let Self { meta_data, user_data, network_config } = self;
-        [("meta-data", meta_data), ("user-data", user_data), ("network-config", network_config)]
-            .into_iter()
-            .filter_map(|(name, content)| Some((name, content.as_deref()?)))
+        let Self { meta_data, user_data, vendor_data, network_config } = self;
+        let files = [
+            ("meta-data", meta_data),
+            ("user-data", user_data),
+            ("vendor-data", vendor_data),
+            ("network-config", network_config),
+        ];
+        files.into_iter().filter_map(|(name, content)| Some((name, content.as_deref()?)))
     }
 
     /// The size of the disk in bytes: the content rounded up to clusters, and space for the allocation tables. The smallest size
@@ -82,12 +91,11 @@ impl CloudInitFiles {
     }
 }
 
-/// A text is not changed, because it may be a script or a MIME archive. Anything else is cloud-config.
+/// The text of user data, as the manager writes it.
 fn user_data(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
         Value::Null => "#cloud-config\n{}\n".into(),
-        value => format!("#cloud-config\n{}", yaml(value)),
+        value => user_data::text(value, |value| Ok(yaml(value))).unwrap_or_default(),
     }
 }
 
@@ -108,6 +116,7 @@ mod tests {
         serde_json::from_value(json!({
             "metaData": { "local-hostname": "hugo" },
             "userData": { "message": "hi: \"there\"", "packages": ["vim"] },
+            "vendorData": "packages: [emacs]\n",
         }))
         .unwrap()
     }
@@ -139,6 +148,7 @@ mod tests {
             [
                 ("meta-data".into(), "instance-id: vm1\nlocal-hostname: hugo\n".into()),
                 ("user-data".into(), "#cloud-config\nmessage: 'hi: \"there\"'\npackages:\n- vim\n".into()),
+                ("vendor-data".into(), "#cloud-config\npackages: [emacs]\n".into()),
             ]
         );
     }
@@ -163,6 +173,7 @@ mod tests {
             let files = CloudInitFiles {
                 meta_data: Some(b"{}".to_vec()),
                 user_data: Some(content.clone().into_bytes()),
+                vendor_data: None,
                 network_config: Some(b"version: 2\n".to_vec()),
             };
             assert!(read_back(&files).contains(&("user-data".into(), content)), "{size}");

@@ -4,7 +4,10 @@
 //! `templates/runner/standard.yaml.j2` describes the rules. Every value that a template inserts is written as JSON (minijinja does
 //! that for names that end in `.yaml.j2`), so no value can become another argument.
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Serde};
 use serde::Serialize;
@@ -14,7 +17,7 @@ use sha2::{Digest, Sha256};
 use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, memory_limit, root_ports};
 use super::{cd::Medium, runtime_dir::RuntimeDir};
 use crate::api::Clipboard;
-use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection};
+use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection, digest};
 
 mod hardware;
 mod passt;
@@ -34,6 +37,8 @@ const FUEL: u64 = 1_000_000;
 const CD_PORTS: usize = 6;
 /// The most disks: eight PCI slots with eight functions each.
 const DISK_ADDRESSES: usize = 64;
+/// The longest serial number of a virtio disk (virtio specification, 5.2.6).
+const SERIAL: usize = 20;
 /// The most networks: four PCI slots with eight functions each.
 const NETWORK_ADDRESSES: usize = 32;
 
@@ -94,6 +99,10 @@ pub struct Prepared {
     pub pod_network: PodLink,
     /// Whether the display has a password.
     pub display_password: bool,
+    /// Whether a disk without a serial number has its name as one.
+    pub names_disks: bool,
+    /// The base of the real-time clock, if it is the time of a zone: that time now.
+    pub rtc_base: Option<String>,
 }
 
 /// The files of a UEFI firmware.
@@ -120,7 +129,7 @@ pub struct Template {
 #[derive(Debug, Serialize)]
 struct Context<'a> {
     /// The section `vm` of the configuration.
-    vm: &'a VmSection,
+    vm: Cow<'a, VmSection>,
     machine: MachineContext<'a>,
     firmware: FirmwareContext<'a>,
     slots: Slots,
@@ -170,6 +179,8 @@ struct DiskContext<'a> {
     block: bool,
     bootindex: Option<u32>,
     address: String,
+    /// The serial number that the guest sees.
+    serial: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -293,7 +304,7 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
     let vm = &config.vm;
     let hardware = prepared.hardware;
     let addresses = Addresses { hardware, networks: vm.network.len() };
-    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices, &prepared.media, addresses)?;
+    let DriveContexts { disks, cds } = drives(&vm.drives, prepared, addresses)?;
     let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
@@ -301,7 +312,10 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         check_number("networks and disks", networks.len().max(1) + disks.len(), last - first)?;
     }
     Ok(Context {
-        vm,
+        vm: match &prepared.rtc_base {
+            Some(base) => Cow::Owned(VmSection { rtc_base: base.clone(), ..vm.clone() }),
+            None => Cow::Borrowed(vm),
+        },
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
         slots: Slots::of(hardware, networks.len(), disks.len()),
@@ -420,14 +434,9 @@ struct DriveContexts<'a> {
     cds: Vec<CdContext<'a>>,
 }
 
-/// Names and addresses the drives by their position among the drives of the same type. `block` says for each disk whether it is a
-/// block device, and `media` for each CD drive what it holds.
-fn drives<'a>(
-    drives: &'a [Drive],
-    block: &[bool],
-    media: &'a [Option<Medium>],
-    addresses: Addresses,
-) -> Result<DriveContexts<'a>, Error> {
+/// Names and addresses the drives by their position among the drives of the same type.
+fn drives<'a>(drives: &'a [Drive], prepared: &'a Prepared, addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
+    let Prepared { block_devices, media, names_disks, .. } = prepared;
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
@@ -440,15 +449,16 @@ fn drives<'a>(
     for (place, drive) in (0..).zip(drives) {
         let by_place = if has_boot_order { None } else { Some(place) };
         match drive {
-            Drive::Raw { resource, bootindex, size: _ } | Drive::Qcow2 { resource, bootindex } => {
+            Drive::Raw { resource, bootindex, serial, size: _ } | Drive::Qcow2 { resource, bootindex, serial } => {
                 let index = disks.len();
                 disks.push(DiskContext {
                     id: format!("disk{index}"),
                     path: resource,
                     format: format(drive),
-                    block: block.get(index).copied().unwrap_or_default(),
+                    block: block_devices.get(index).copied().unwrap_or_default(),
                     bootindex: bootindex.or(by_place),
                     address: addresses.disk(index),
+                    serial: serial.clone().or_else(|| names_disks.then(|| default_serial(resource)).flatten()),
                 });
             }
             Drive::IdeCd { bootindex, file: _ } => {
@@ -467,6 +477,22 @@ fn drives<'a>(
     check_number("disks", disks.len(), DISK_ADDRESSES)?;
     check_number("CD drives", cds.len(), CD_PORTS)?;
     Ok(DriveContexts { disks, cds })
+}
+
+/// The serial number of a disk without one: its name. `resource` is the path of its device or file.
+fn default_serial(resource: &str) -> Option<String> {
+    let path = Path::new(resource);
+    // A disk in a file system is `NAME-disk/disk.img`.
+    let path = if path.file_name()? == "disk.img" { path.parent()? } else { path };
+    let volume = path.file_stem()?.to_str()?;
+    let name = volume.strip_suffix("-disk").unwrap_or(volume);
+    if name.len() <= SERIAL {
+        return Some(name.to_owned());
+    }
+    // Two names may begin with the same letters.
+    let hash = digest(name, 4);
+    let begin = name.get(..SERIAL - hash.len() - 1)?;
+    Some(format!("{begin}-{hash}"))
 }
 
 fn check_number(kind: &str, number: usize, most: usize) -> Result<(), Error> {

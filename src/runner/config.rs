@@ -145,6 +145,7 @@ fn projected_cloud_init(dir: &Path) -> Result<CloudInitFiles, FileAccessError> {
     Ok(CloudInitFiles {
         meta_data: read_optional(&dir.join("meta-data"))?,
         user_data: read_optional(&dir.join("user-data"))?,
+        vendor_data: read_optional(&dir.join("vendor-data"))?,
         network_config: read_optional(&dir.join("network-config"))?,
     })
 }

@@ -1,7 +1,11 @@
 //! QEMU's guest agent: a program in the guest that answers questions about the guest
 //! (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>).
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use qapi::{Command, qga};
 use serde_json::{Value, json};
@@ -61,14 +65,34 @@ pub async fn reboot(socket: &Path) -> io::Result<()> {
     let mut lines = timeout(REBOOT_TIMEOUT, connect(socket, REBOOT_ID, LONGEST_ANSWER)).await??;
     lines.send(&[], &execute(&qga::guest_shutdown { mode: Some(qga::GuestShutdownMode::Reboot) })).await?;
     match timeout(REFUSAL_TIMEOUT, receive(&mut lines)).await {
-        Ok(Ok(answer)) if answer.get("error").is_some() => {
-            let reason = answer["error"]["desc"].as_str().unwrap_or("the guest agent gives no reason");
-            let reason: String = reason.chars().filter(|c| !c.is_control()).take(LONGEST_TEXT).collect();
-            Err(io::Error::other(reason))
-        }
+        Ok(Ok(answer)) if answer.get("error").is_some() => Err(refusal(&answer)),
         // It reboots, and QEMU may have closed the connection.
         _ => Ok(()),
     }
+}
+
+/// The number with which a connection for [`set_time`] synchronizes.
+const CLOCK_ID: u32 = 3000;
+
+/// Sets the guest's clock: to the node's time, or to what its hardware clock has.
+///
+/// # Errors
+/// If the agent does not answer within 5 seconds, or refuses.
+pub async fn set_time(socket: &Path, to_nodes_time: bool) -> io::Result<()> {
+    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, CLOCK_ID)).await??;
+    // As late as possible.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let time = i64::try_from(now).ok().filter(|_| to_nodes_time);
+    lines.send(&[], &execute(&qga::guest_set_time { time })).await?;
+    let answer = timeout(ANSWER_TIMEOUT, receive(&mut lines)).await??;
+    if answer.get("error").is_some() { Err(refusal(&answer)) } else { Ok(()) }
+}
+
+/// Why the agent refuses something.
+fn refusal(answer: &Value) -> io::Error {
+    let reason = answer["error"]["desc"].as_str().unwrap_or("the guest agent gives no reason");
+    let reason: String = reason.chars().filter(|c| !c.is_control()).take(LONGEST_TEXT).collect();
+    io::Error::other(reason)
 }
 
 /// The number with which a connection for [`details`] synchronizes.
@@ -250,6 +274,36 @@ mod tests {
             "refused": refused,
         });
         assert_eq!(found.unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn the_clock_is_set_to_the_nodes_time_or_to_that_of_the_hardware() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        for (to_nodes_time, answer, expected) in [
+            (true, r#"{"return": {}}"#, Ok(())),
+            (false, r#"{"return": {}}"#, Ok(())),
+            (true, r#"{"error": {"desc": "no\u0007"}}"#, Err("no".to_owned())),
+        ] {
+            let guest = async {
+                let (mut guest, _) = listener.accept().await.unwrap();
+                let mut buffer = [0; 512];
+                assert_ne!(guest.read(&mut buffer).await.unwrap(), 0);
+                guest.write_all(format!("{{\"return\": {CLOCK_ID}}}\n").as_bytes()).await.unwrap();
+                let count = guest.read(&mut buffer).await.unwrap();
+                let asked: Value = serde_json::from_slice(&buffer[..count]).unwrap();
+                assert_eq!(asked["execute"], "guest-set-time");
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+                match asked["arguments"]["time"].as_u64() {
+                    Some(time) => assert!(to_nodes_time && (time / 1_000_000_000).abs_diff(now) < 60, "{asked}"),
+                    None => assert!(!to_nodes_time, "{asked}"),
+                }
+                guest.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            };
+            let (done, ()) = tokio::join!(set_time(&socket, to_nodes_time), guest);
+            assert_eq!(done.map_err(|error| error.to_string()), expected);
+        }
     }
 
     #[tokio::test]

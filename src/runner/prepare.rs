@@ -1,7 +1,7 @@
 //! Prepares the files that QEMU needs at its start: the VM's identity, the firmware variables, the disks, the QEMU template.
 //!
 //! The VM's own data is in the data directory, which outlives the Pod: `uuid.txt`, `machine-type`, `fw-vars.fd` (the UEFI variables; `fw-vars.kind` says for which firmware),
-//! `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
+//! `hardware` and `disk-serials` (what the guest must find at each start), `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
 //!
 //! A VM that the VM-Operator in Java created has `uuid.txt` and `fw-vars.fd` in the same places, its TPM's state in the directory itself,
 //! and always a copy of its QEMU template, `VM.ftl.yaml`. The runner uses these files where they are, so that both runners can use the
@@ -11,6 +11,7 @@ use std::{
     fs, io,
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use rustix::fs::OFlags;
@@ -19,6 +20,7 @@ use tracing::{info, warn};
 
 use super::{
     cd::{self, Medium},
+    clock_zone,
     cloud_init::CloudInitFiles,
     command::{self, Firmware, Hardware, PodLink, Prepared, Template},
     config::Configuration,
@@ -38,6 +40,8 @@ const OVMF: [&str; 3] = ["/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/
 /// The file in the data directory that names the arrangement of the devices ([`Hardware::name`]); absent in a VM that was started before:
 /// [`Hardware::Standard`].
 const HARDWARE: &str = "hardware";
+/// The file in the data directory that says that disks have their names as serial numbers.
+const SERIALS: &str = "disk-serials";
 /// The file in the data directory in which the VM-Operator in Java keeps the QEMU template of the last start.
 const LEGACY_TEMPLATE: &str = "VM.ftl.yaml";
 /// The file in the data directory with QEMU's machine type.
@@ -79,6 +83,18 @@ pub enum Error {
         /// Its size in bytes.
         size: u64,
     },
+    /// The VM's variables are in a file that has a format.
+    #[error(
+        "{} is a file of the format qcow2, which QEMU does not read as variables of a firmware: `qemu-img convert -f qcow2 -O raw` makes one that it reads",
+        path.display()
+    )]
+    VariablesInQcow2 {
+        /// The file with the VM's variables.
+        path: PathBuf,
+    },
+    /// The clock can't have the time of the zone.
+    #[error(transparent)]
+    Zone(#[from] clock_zone::UnknownZone),
     /// The VM's variables have no keys, and the firmware is one with Secure Boot.
     #[error(
         "{} belongs to a firmware without Secure Boot and has no keys, so the firmware {kind} would check nothing: choose the firmware that the \
@@ -142,7 +158,8 @@ pub async fn prepare(
     let data = Path::new(&config.data_dir);
     purpose.create_directory(data)?;
     let vm = &config.vm;
-    // Before the machine type is written.
+    // Before the hardware and the machine type are written.
+    let names_disks = names_disks(vm, data, purpose)?;
     let hardware = hardware(vm, data, purpose)?;
     Ok(Prepared {
         hardware,
@@ -155,6 +172,8 @@ pub async fn prepare(
         media: media(&vm.drives, &cd::folders(&config.cd_folders)).await,
         pod_network,
         display_password: password.is_some(),
+        names_disks,
+        rtc_base: clock_zone::base(vm, SystemTime::now())?,
     })
 }
 
@@ -231,6 +250,22 @@ fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, F
     };
     purpose.write(&path, hardware.name().as_bytes())?;
     Ok(hardware)
+}
+
+/// Whether disks have their names as serial numbers. It is decided at the first start of the VM, and stays: a serial number is something that
+/// a guest finds in its hardware.
+fn names_disks(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<bool, FileAccessError> {
+    let path = data.join(SERIALS);
+    if read_optional(&path)?.is_some() {
+        return Ok(true);
+    }
+    let was_started = vm.hardware.is_some()
+        || vm.machine_type.is_some()
+        || [HARDWARE, MACHINE_TYPE, LEGACY_TEMPLATE].iter().any(|file| data.join(file).exists());
+    if !was_started {
+        purpose.write(&path, b"name")?;
+    }
+    Ok(!was_started)
 }
 
 /// The machine type in the QEMU template of the VM-Operator in Java, if that runner has started the VM.
@@ -358,6 +393,7 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path, purpose: Purpose) -> 
         return Err(Error::NoFirmware { kind: name, tried: tried.join(", ") });
     };
     let own = data.join("fw-vars.fd");
+    fit_variables(&own, &installed.iter().filter_map(|(_, vars)| size(vars)).collect::<Vec<_>>(), purpose)?;
     let secure = matches!(kind, api::Firmware::Secure | api::Firmware::Secure4m);
     let (code, _) = match size(&own) {
         Some(_) if secure && !has_keys(&own, &data.join(VARIABLES_KIND))? => {
@@ -377,6 +413,41 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path, purpose: Purpose) -> 
         }
     };
     Ok(Some(Firmware { code: code.display().to_string(), vars: own.display().to_string(), secure }))
+}
+
+/// How a file of the format qcow2 begins.
+const QCOW2: &[u8] = b"QFI\xfb";
+/// Where the header of a firmware volume has its length and its signature (UEFI Platform Initialization specification, volume 3, 3.2.1.1).
+const VOLUME_LENGTH: std::ops::Range<usize> = 32..40;
+const VOLUME_SIGNATURE: (std::ops::Range<usize>, &[u8]) = (40..44, b"_FVH");
+/// The largest file that is looked at: variables of other programs are on volumes of a few MiB.
+const LARGEST_VARIABLES: u64 = 64 << 20;
+
+/// Cuts variables to their own size: other programs keep them on volumes that are larger, and whose rest is empty. `sizes` are those of the
+/// variables of the installed firmware.
+fn fit_variables(own: &Path, sizes: &[u64], purpose: Purpose) -> Result<(), Error> {
+    let Ok(metadata) = fs::metadata(own) else { return Ok(()) };
+    if sizes.contains(&metadata.len()) || metadata.len() > LARGEST_VARIABLES {
+        return Ok(());
+    }
+    let content = fs::read(own).map_err(FileAccessError::with("read", own))?;
+    if content.starts_with(QCOW2) {
+        return Err(Error::VariablesInQcow2 { path: own.to_owned() });
+    }
+    let (signature, expected) = VOLUME_SIGNATURE;
+    let length = content.get(VOLUME_LENGTH).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    let length = length.filter(|length| content.get(signature) == Some(expected) && sizes.contains(length));
+    let Some(length) = length.and_then(|length| usize::try_from(length).ok()) else { return Ok(()) };
+    let Some((variables, rest)) = content.split_at_checked(length) else { return Ok(()) };
+    // Flash that nobody has written has ones.
+    if !rest.iter().all(|byte| *byte == 0) && !rest.iter().all(|byte| *byte == 0xff) {
+        return Ok(());
+    }
+    if purpose == Purpose::Start {
+        purpose.write(own, variables)?;
+        info!(file = %own.display(), before = content.len(), bytes = length, "cut the firmware's variables to their size");
+    }
+    Ok(())
 }
 
 /// The file in the data directory that says for which firmware the variables were made.
@@ -438,8 +509,8 @@ async fn media(drives: &[Drive], folders: &[PathBuf]) -> Vec<Option<Medium>> {
 /// enlarges disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
 fn disks(drives: &[Drive], purpose: Purpose) -> Result<Vec<bool>, Error> {
     let disks = drives.iter().filter_map(|drive| match drive {
-        Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
-        Drive::Qcow2 { resource, bootindex: _ } => Some((Path::new(resource), None)),
+        Drive::Raw { resource, size, .. } => Some((Path::new(resource), *size)),
+        Drive::Qcow2 { resource, .. } => Some((Path::new(resource), None)),
         Drive::IdeCd { .. } => None,
     });
     disks.map(|(path, size)| is_block_device(path, size, purpose)).collect()

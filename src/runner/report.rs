@@ -50,6 +50,8 @@ pub struct Observation {
     pub ram: u64,
     /// The guest agent's answer of `guest-get-osinfo`.
     pub os_info: Option<Value>,
+    /// For how many seconds the guest stood still, if nobody could set its clock after that.
+    pub clock_behind: Option<u64>,
     /// The login agent and its user.
     pub login: LoginState,
     /// The viewers that are connected to the display.
@@ -307,7 +309,7 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
         finding.condition(type_)
     };
     let mut all = vec![
-        running(machine, activity).condition(conditions::RUNNING),
+        running(observation, machine, activity).condition(conditions::RUNNING),
         of_guest(conditions::BOOTED, booted),
         of_guest(conditions::VMOP_AGENT_CONNECTED, login_agent),
         of_guest(conditions::USER_LOGGED_IN, logged_in),
@@ -332,17 +334,26 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
     all
 }
 
-fn running(machine: &MachineState, activity: Activity) -> Finding {
+fn running(observation: &Observation, machine: &MachineState, activity: Activity) -> Finding {
     let MachineState { machine_type, accelerator, accelerator_reason, phase, .. } = machine;
     let why = quote(accelerator_reason, LONGEST_REMARK);
     let qemu = format!("QEMU runs a {machine_type} with {accelerator} ({why}).");
     match activity {
         Activity::Starting => Finding::new(false, Reason::Starting, "QEMU is starting."),
-        Activity::Executing => Finding::new(true, Reason::Started, qemu),
+        Activity::Executing => Finding::new(true, Reason::Started, format!("{qemu}{}", clock(observation))),
         Activity::Paused => Finding::new(false, Reason::Paused, format!("The guest is paused. {qemu}")),
         Activity::Panicked(panic) => Finding::new(false, Reason::GuestPanicked, panic_message(panic, machine)),
         Activity::Ended(reason) => Finding::new(false, reason.reason(), end_message(reason, phase)),
     }
+}
+
+/// That the guest's clock is behind.
+fn clock(observation: &Observation) -> String {
+    let Some(seconds) = observation.clock_behind else { return String::new() };
+    format!(
+        " The guest stood still for {seconds} s and its clock may be behind by as much, because QEMU's guest agent does not answer or could not set \
+         it: set it in the guest, or reset the VM."
+    )
 }
 
 fn panic_message(panic: Panic, machine: &MachineState) -> String {
@@ -578,6 +589,7 @@ mod tests {
                     ..up.clone()
                 },
             ),
+            ("its clock is behind", Observation { clock_behind: Some(45), ..up.clone() }),
             ("paused", Observation { is_executing: Some(false), ..up.clone() }),
             ("panicked", Observation { is_executing: Some(false), panic: Some(Panic::Watchdog), ..up.clone() }),
             ("ended after a panic", Observation { machine: ended(EndReason::StoppedAfterPanic, ""), ..up.clone() }),

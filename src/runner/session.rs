@@ -19,6 +19,10 @@ pub struct Session {
     pub actual: Actual,
     /// The task that asks the guest agent for the guest's operating system.
     pub guest_question: Option<JoinHandle<io::Result<Value>>>,
+    /// The task that sets the guest's clock, after the guest stood still.
+    pub clock_task: Option<JoinHandle<io::Result<()>>>,
+    /// Since when the guest stands still.
+    pub stopped_at: Option<Instant>,
     /// The question to the machine role what the CDs are.
     pub media_question: Option<MediaQuestion>,
     /// The drives whose CD QEMU has not changed, because the guest has locked the tray.
@@ -48,6 +52,9 @@ impl Drop for Session {
         if let Some(task) = &self.guest_question {
             task.abort();
         }
+        if let Some(task) = &self.clock_task {
+            task.abort();
+        }
     }
 }
 
@@ -62,6 +69,14 @@ pub async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) 
             }
             Err(_) => None,
         },
+        None => futures::future::pending().await,
+    }
+}
+
+/// How the guest's clock was set. Never returns without a task.
+pub async fn clock_answer(task: &mut Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
+    match task {
+        Some(handle) => handle.await.unwrap_or_else(|error| Err(io::Error::other(error))),
         None => futures::future::pending().await,
     }
 }

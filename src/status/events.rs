@@ -10,7 +10,8 @@ use crate::{
     api::{
         Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
-            self, OBJECTS_READY, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STATE_OVERRIDDEN, TEMPLATES_VALID,
+            self, OBJECTS_READY, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, SPEC_QUESTIONABLE,
+            STATE_OVERRIDDEN, TEMPLATES_VALID,
         },
         reasons::{Effect, Event},
         status::Phase,
@@ -212,6 +213,7 @@ fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Even
             }
             OBJECTS_READY if reason.effect() == Effect::Warning => (!same_reason || !same_message, reason),
             TEMPLATES_VALID if reason == Reason::ValuesRefused => (!same_message, reason),
+            SPEC_QUESTIONABLE => (!same_message, reason),
             STATE_OVERRIDDEN => (!same_reason || !same_message, reason),
             POWER_UNMANAGED => (!same_reason, Reason::PowerUnmanaged),
             RESTART_REQUIRED => (!same_message, Reason::RestartRequired),

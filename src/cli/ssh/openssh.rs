@@ -4,7 +4,7 @@ use std::{fmt, path::Path};
 
 use serde_json::Value;
 
-use crate::{api::CloudInit, process::shell::shell_word};
+use crate::{api::CloudInit, process::shell::shell_word, user_data};
 
 /// How OpenSSH reaches the guest of a VM.
 pub(super) struct Route {
@@ -110,12 +110,8 @@ impl<'a> RemotePath<'a> {
 
 /// The first user that the user-data names. A user of the distribution (`default`) is passed over, because its name is not in there.
 pub(super) fn first_user(cloud_init: &CloudInit) -> Option<String> {
-    let data = match cloud_init.user_data.as_ref()? {
-        // Other formats, such as scripts, begin with another line.
-        Value::String(text) if text.starts_with('#') && !text.starts_with("#cloud-config") => return None,
-        Value::String(text) => serde_yaml::from_str(text).ok()?,
-        data => data.clone(),
-    };
+    // Other kinds, such as scripts, name no user.
+    let data = user_data::config(cloud_init.user_data.as_ref()?)?;
     let name = |user: &Value| Some(user.as_str().or_else(|| user["name"].as_str())?.to_owned());
     let listed = data["users"].as_array().into_iter().flatten();
     let mut listed = listed.filter(|user| user.as_str() != Some("default") && user["system"] != true).filter_map(name);

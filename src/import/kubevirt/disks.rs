@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Content, Draft, FULL, Grade, Item, Place, by_name, cloud_init, of, quantity};
+use super::{Content, Draft, FULL, Grade, Item, Place, Quantity, by_name, cloud_init, of, quantity};
+use crate::render::valid::is_subdomain;
 
 pub(super) fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) {
     let volumes: Vec<&Item> = spec.get("volumes").into_iter().flat_map(|it| it.enter().items()).collect();
@@ -18,7 +19,15 @@ pub(super) fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) 
     let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
     let others: Vec<_> = others.filter(|(name, _)| !names.contains(name)).collect();
     for (name, disk) in listed.into_iter().chain(others) {
-        let Some(volume) = by_name.get(name).copied() else { continue };
+        let Some(volume) = by_name.get(name).copied() else {
+            // A CD drive without a volume is one without a CD.
+            if let Some(disk) = disk.filter(|disk| disk.get("cdrom").is_some())
+                && draft.cd("")
+            {
+                disk.whole(Grade::Same, "an empty drive");
+            }
+            continue;
+        };
         volume.enter();
         if let Some(item) = volume.get("name") {
             item.same("the disk's name");
@@ -53,6 +62,12 @@ pub(super) fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) 
                 } else {
                     item.changed("the disk is writable")
                 };
+            }
+        }
+        if let Some(item) = disk.get("serial").filter(|_| draft.disks.len() > before) {
+            match draft.serial(item.text()) {
+                true => _ = item.same("spec.vm.disks[].serial"),
+                false => item.left_out("the serial number of a disk has up to 20 letters, digits, '.', '_' and '-'"),
             }
         }
         let order = disk.get("bootOrder").and_then(Item::number).and_then(|it| u32::try_from(it).ok());
@@ -92,6 +107,7 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         draft.cd("");
         return;
     }
+    let mut class = None;
     let claim = kind.get("claimName").or_else(|| kind.get("name")).map_or("", Item::text);
     let (mut filled, mut why) = (None, "");
     let (bytes, from) = match kind.key.as_str() {
@@ -107,10 +123,13 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         "persistentVolumeClaim" | "ephemeral" => {
             let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);
-            (None, Some(Place::Words(format!("the claim {claim}"))))
+            let found = harvester(root, claim);
+            class = found.as_ref().and_then(|claim| claim.class.clone());
+            (found.and_then(|claim| claim.bytes), Some(Place::Words(format!("the claim {claim}"))))
         }
         "dataVolume" => {
             let (size, source) = data_volume(root, claim);
+            class = class_of(root, claim);
             let is_new = !is_of_a_cluster(root);
             let mut from = Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills")));
             match source {
@@ -135,6 +154,9 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     let Some(name) = draft.disk(name, bytes, content) else {
         return kind.whole(Grade::LeftOut, FULL);
     };
+    if let (Some(class), Some(disk)) = (class, draft.disks.last_mut()) {
+        disk["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+    }
     if ["persistentVolumeClaim", "dataVolume"].contains(&kind.key.as_str()) && filled.is_none() {
         draft.origin(format!("{}/{claim}", of(root, "metadata/namespace")), &name, kind);
     }
@@ -172,6 +194,36 @@ enum Source {
     Other,
 }
 
+/// The annotation in which Harvester has the claims of a VM, as JSON.
+pub(super) const TEMPLATES: &str = "harvesterhci.io/volumeClaimTemplates";
+
+/// A claim that the file describes.
+struct Claim {
+    bytes: Option<u64>,
+    class: Option<String>,
+}
+
+/// A claim in Harvester's annotation.
+fn harvester(root: &Item, name: &str) -> Option<Claim> {
+    let annotations = root.get("metadata/annotations")?;
+    // Its key has a slash.
+    let text = annotations.items().iter().find(|item| item.key == TEMPLATES)?.text();
+    let claims: Vec<Value> = serde_json::from_str(text).ok()?;
+    let claim = claims.into_iter().find(|claim| claim["metadata"]["name"] == name)?;
+    let spec = &claim["spec"];
+    let bytes = spec["resources"]["requests"]["storage"].as_str().and_then(|text| Quantity::parse(text).ok());
+    let class = spec["storageClassName"].as_str().filter(|class| is_subdomain(class)).map(str::to_owned);
+    Some(Claim { bytes: bytes.map(|size| size.bytes()), class })
+}
+
+/// The storage class of a DataVolume of the VM.
+fn class_of(root: &Item, name: &str) -> Option<String> {
+    let mut templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
+    let template = templates.find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name))?;
+    let class = ["storage", "pvc"].iter().find_map(|key| template.get("spec")?.get(key)?.get("storageClassName"))?;
+    Some(class.text().to_owned()).filter(|class| is_subdomain(class))
+}
+
 /// The size of a DataVolume of the VM, and what it has in the beginning.
 fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
     let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
@@ -188,8 +240,7 @@ fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
         false => json!({ "url": url }),
     });
     let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
-    template
-        .whole(Grade::Changed, "a claim of the VM; its access mode, class and source are not those of the DataVolume");
+    template.whole(Grade::Changed, "a claim of the VM; its access mode and source are not those of the DataVolume");
     let source = match source.or_else(image) {
         Some(source) => Source::Set(source),
         None if spec.get("source/blank").is_some() => Source::Nothing,

@@ -1,8 +1,9 @@
 //! The devices of a domain.
 
 use super::{
-    Content, Draft, Grade, Item, Link, Place,
+    Content, DataFile, Draft, Grade, Item, Link, Place,
     draft::{card, is_mac},
+    guest,
 };
 
 /// Parts of any device that only libvirt and QEMU know: the guest sees the address at most.
@@ -126,6 +127,12 @@ fn disk(device: &Item, draft: &mut Draft) {
     if let Some(item) = device.get("@device").filter(|it| it.text() == "lun") {
         item.changed("a disk: SCSI commands of the guest do not reach the device");
     }
+    if let Some(item) = device.get("serial") {
+        match draft.serial(item.text()) {
+            true => _ = item.same("spec.vm.disks[].serial"),
+            false => item.left_out("the serial number of a disk has up to 20 letters, digits, '.', '_' and '-'"),
+        }
+    }
     if let Some(target) = device.get("target") {
         target.enter();
         if let Some(item) = target.get("@dev") {
@@ -219,6 +226,8 @@ fn interface(device: &Item, kind: &str, draft: &mut Draft) {
     let Some(words) = draft.network(link, device_of_model, mac) else {
         return device.whole(Grade::LeftOut, "a VM has at most 32 networks");
     };
+    let own_mac = mac.filter(|_| words != "user networking");
+    guest::tell_name(draft, device.line, "<interface>", card_name(device), own_mac);
     if let Some(item) = device.get("@type") {
         match link {
             Link::Pod => _ = item.changed(format!("{words}; there it is a network of libvirt's")),
@@ -259,6 +268,19 @@ fn interface(device: &Item, kind: &str, draft: &mut Draft) {
         boot.whole(Grade::LeftOut, "VMs do not boot from the network");
     }
     common(device);
+}
+
+/// What systemd calls a card at this address; of a card without one that of the first one in a q35.
+fn card_name(device: &Item) -> Option<String> {
+    let Some(address) = device.get("address") else { return Some("enp1s0".into()) };
+    let part = |key: &str| {
+        let text = address.get(key).map_or("0x0", Item::text);
+        u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+    };
+    let (bus, slot, function) = (part("@bus")?, part("@slot")?, part("@function")?);
+    let function = if function > 0 { format!("f{function}") } else { String::new() };
+    // The slots of the root bus of an i440fx are numbered for hotplug.
+    Some(if bus == 0 { format!("ens{slot}{function}") } else { format!("enp{bus}s{slot}{function}") })
 }
 
 /// Whether `spec.vm.networks[].tap.bridge` accepts it.
@@ -340,7 +362,7 @@ fn tpm(device: &Item, draft: &mut Draft) {
     if !is_old {
         let uuid = draft.vm.get("machineUuid").and_then(serde_json::Value::as_str).unwrap_or("UUID");
         let file = format!("/var/lib/libvirt/swtpm/{uuid}/tpm2/tpm2-00.permall");
-        draft.data.push((Place::File(file), "tpm/tpm2-00.permall"));
+        draft.data.push(DataFile { from: Place::File(file), file: "tpm/tpm2-00.permall", variables: None });
     }
 }
 

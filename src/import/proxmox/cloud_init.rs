@@ -67,7 +67,9 @@ fn network_config(root: &Item) -> Option<Value> {
             continue;
         };
         item.enter();
-        let mut config = json!({ "match": { "macaddress": mac.to_lowercase() } });
+        // Without a name, several programs of guests do not look for the address.
+        let name = super::card_name(root, &format!("net{number}")).unwrap_or_else(|| format!("eth{number}"));
+        let mut config = json!({ "match": { "macaddress": mac.to_lowercase() }, "set-name": name });
         for (key, gateway, dhcp, default) in [("ip", "gw", "dhcp4", "0.0.0.0/0"), ("ip6", "gw6", "dhcp6", "::/0")] {
             let Some(address) = item.get(key) else { continue };
             match address.text() {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{VirtualMachine, VolumeClaimTemplate},
+    api::{Disk, VirtualMachine, VolumeClaimTemplate},
     claims,
     config::DiskPvc,
     observed::Observed,
@@ -60,9 +60,7 @@ pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed, defaults: DiskPv
     let disks = &vm.spec.vm.disks;
     let resolved = disks.iter().zip(claims::volumes(vm)).filter_map(|(disk, volume)| {
         match (volume, &disk.volume_claim_template, &disk.cdrom) {
-            (Some(volume), Some(template), _) => {
-                Some(resolve_claim(vm, volume, disk.bootindex, template, observed, defaults))
-            }
+            (Some(volume), Some(template), _) => Some(resolve_claim(vm, volume, disk, template, observed, defaults)),
             (_, _, Some(cdrom)) => Some(ResolvedDisk {
                 type_: "cdrom",
                 file: Some(cd_file(&cdrom.image)),
@@ -84,11 +82,12 @@ pub(super) fn drives(disks: &[ResolvedDisk]) -> Vec<Drive> {
 fn resolve_claim(
     vm: &VirtualMachine,
     volume: String,
-    bootindex: Option<u32>,
+    disk: &Disk,
     template: &VolumeClaimTemplate,
     observed: &Observed,
     defaults: DiskPvc,
 ) -> ResolvedDisk {
+    let (bootindex, serial) = (disk.bootindex, disk.serial.clone());
     let claim_name = claims::disk_name(vm, &volume, observed);
     let claim = observed.claim(&claim_name);
     let spec = claim_spec(template, claim.map(|claim| &claim.spec), defaults);
@@ -101,9 +100,9 @@ fn resolve_claim(
         // A claim that can't grow, or has not grown yet, has no room for a larger file.
         let room = claim.and_then(|claim| claims::size_when_mounted(claim));
         let size = claims::requested_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
-        Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size }
+        Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size, serial }
     } else {
-        Drive::Raw { resource: device.clone(), bootindex, size: None }
+        Drive::Raw { resource: device.clone(), bootindex, size: None, serial }
     };
     let metadata = template.metadata.clone().unwrap_or_default();
     ResolvedDisk {

@@ -13,6 +13,7 @@ impl Agent {
         match event {
             Event::Resume => {
                 (self.observation.is_executing, self.observation.panic) = (Some(true), None);
+                self.go_on(session);
                 session.disk_mended_at =
                     (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
             }
@@ -31,6 +32,8 @@ impl Agent {
                     question.abort();
                 }
                 self.observation.os_info = None;
+                // A guest that boots reads the hardware's clock.
+                self.forget_clock(session);
                 // It is not paused because somebody wants that.
                 if self.observation.panic.is_some() && !session.actual.orders.paused {
                     let _ = session.monitor.execute(qmp::cont {}).await;

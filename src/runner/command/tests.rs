@@ -19,6 +19,8 @@ fn prepared() -> Prepared {
         media: vec![],
         pod_network: PodLink::Stream(runtime().passt()),
         display_password: true,
+        names_disks: false,
+        rtc_base: None,
     }
 }
 
@@ -408,4 +410,42 @@ fn a_mac_address_is_that_of_one_card() {
         let error = failure(&network(mac));
         assert!(error.starts_with(&format!("{mac:?} can't be the MAC address of a network")), "{mac}: {error}");
     }
+}
+
+#[test]
+fn a_disk_has_its_name_as_serial_number_where_that_was_decided_at_the_first_start() {
+    for (resource, expected) in [
+        ("/dev/system-disk", "system"),
+        ("/dev/disk-0", "disk-0"),
+        ("/var/local/vm-disks/data-disk/disk.img", "data"),
+        ("/home/ann/vm/disks/data-disk.qcow2", "data"),
+        ("/dev/a-name-of-twenty-lett-disk", "a-name-of-twenty-lett-"),
+    ] {
+        let serial = default_serial(resource).unwrap();
+        assert!(serial.len() <= 20, "{serial}");
+        if expected.len() <= 20 {
+            assert_eq!(serial, expected);
+        }
+    }
+    assert_ne!(
+        default_serial("/dev/a-very-long-name-of-a-disk-disk"),
+        default_serial("/dev/a-very-long-name-of-b-disk-disk")
+    );
+    let vm = "drives: [{type: raw, resource: /dev/system-disk}, {type: raw, resource: /dev/x-disk, serial: WD-1}]";
+    let serials = |names_disks| {
+        let prepared = Prepared { names_disks, block_devices: vec![true, true], ..prepared() };
+        let lines = qemu(&config(vm), &prepared, &runtime(), &standard_template()).unwrap();
+        let of = |line: &String| Some(line.split_once("\"serial\":\"")?.1.split('"').next()?.to_owned());
+        lines.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(serials(true), ["system", "WD-1"]);
+    // A guest that has started without finds its hardware as it was.
+    assert_eq!(serials(false), ["WD-1"]);
+}
+
+#[test]
+fn the_clock_has_the_time_of_its_zone() {
+    let prepared = Prepared { rtc_base: Some("2027-01-15T11:00:00".into()), ..prepared() };
+    let lines = qemu(&config("rtcBase: localtime"), &prepared, &runtime(), &standard_template()).unwrap();
+    assert!(lines.iter().any(|line| line.starts_with("base=2027-01-15T11:00:00,clock=rt")), "{lines:?}");
 }

@@ -89,6 +89,67 @@ fn a_new_vm_has_root_ports_even_if_the_vm_operator_runs_it_later() {
 }
 
 #[test]
+fn disks_have_names_from_the_first_start_on_or_never() {
+    let names = |vm: &VmSection, data: &Path, purpose| super::names_disks(vm, data, purpose).unwrap();
+    let data = tempfile::tempdir().unwrap();
+    assert!(names(&vm(), data.path(), Purpose::Look));
+    assert!(!data.path().join(SERIALS).exists());
+    assert!(names(&vm(), data.path(), Purpose::Start));
+    fs::write(data.path().join(HARDWARE), "root-ports").unwrap();
+    fs::write(data.path().join(MACHINE_TYPE), "pc-q35-9.0").unwrap();
+    assert!(names(&vm(), data.path(), Purpose::Start), "also at the next starts");
+    for file in [HARDWARE, MACHINE_TYPE, LEGACY_TEMPLATE] {
+        let before = tempfile::tempdir().unwrap();
+        fs::write(before.path().join(file), "x").unwrap();
+        assert!(!names(&vm(), before.path(), Purpose::Start), "{file}");
+    }
+    let lost = tempfile::tempdir().unwrap();
+    assert!(!names(&VmSection { hardware: Some("root-ports".into()), ..vm() }, lost.path(), Purpose::Start));
+    assert!(!names(&VmSection { machine_type: Some("pc-q35-9.0".into()), ..vm() }, lost.path(), Purpose::Start));
+}
+
+#[test]
+fn variables_on_a_larger_volume_are_cut_to_their_size() {
+    let (data, ovmf) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let volume = |length: u64| {
+        let mut volume = vec![0xff; usize::try_from(length).unwrap()];
+        volume[VOLUME_LENGTH].copy_from_slice(&length.to_le_bytes());
+        volume[VOLUME_SIGNATURE.0].copy_from_slice(VOLUME_SIGNATURE.1);
+        volume
+    };
+    let large = volume(540_672);
+    fs::write(ovmf.path().join("OVMF_CODE_4M.fd"), "code").unwrap();
+    fs::write(ovmf.path().join("OVMF_VARS_4M.fd"), &large).unwrap();
+    let own = data.path().join("fw-vars.fd");
+    let mut written = large.clone();
+    written[1000] = b'x';
+    for filler in [0, 0xff] {
+        let mut volume = written.clone();
+        volume.resize(4 << 20, filler);
+        fs::write(&own, &volume).unwrap();
+        super::firmware(api::Firmware::Uefi, data.path(), ovmf.path(), Purpose::Look).unwrap_err();
+        assert_eq!(fs::metadata(&own).unwrap().len(), 4 << 20, "a look changes nothing");
+        firmware(api::Firmware::Uefi, data.path(), ovmf.path()).unwrap();
+        assert_eq!(fs::read(&own).unwrap(), written);
+    }
+    // Something else behind them, variables of another size, no variables at all: nothing is cut.
+    let mut more = written.clone();
+    more.resize(4 << 20, 0);
+    more[2 << 20] = 1;
+    let mut small = volume(131_072);
+    small.resize(4 << 20, 0);
+    for other in [more, small, vec![0; 4 << 20], vec![1; 10], Vec::new()] {
+        fs::write(&own, &other).unwrap();
+        let error = firmware(api::Firmware::Uefi, data.path(), ovmf.path()).unwrap_err().to_string();
+        assert!(error.contains("another size"), "{error}");
+        assert_eq!(fs::read(&own).unwrap(), other);
+    }
+    fs::write(&own, b"QFI\xfb and more").unwrap();
+    let error = firmware(api::Firmware::Uefi, data.path(), ovmf.path()).unwrap_err().to_string();
+    assert!(error.contains("qemu-img convert -f qcow2"), "{error}");
+}
+
+#[test]
 fn a_uuid_is_generated_once() {
     let data = tempfile::tempdir().unwrap();
     let first = uuid(None, data.path()).unwrap();
@@ -172,7 +233,7 @@ fn the_firmware_is_found_where_distributions_put_it() {
 fn disk_files_are_created_and_enlarged_but_never_made_smaller() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img").display().to_string();
-    let drive = |size| [Drive::Raw { resource: path.clone(), bootindex: None, size }];
+    let drive = |size| [Drive::Raw { resource: path.clone(), bootindex: None, size, serial: None }];
     assert!(disks(&drive(None)).unwrap_err().to_string().contains("does not exist: check the Pod's"));
     assert_eq!(disks(&drive(Some(1 << 20))).unwrap(), [false]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
@@ -193,7 +254,7 @@ fn a_link_or_a_directory_in_place_of_a_disks_file_is_refused() {
     std::os::unix::fs::symlink(dir.path().join("secret"), dir.path().join("disk.img")).unwrap();
     for name in ["disk.img", "."] {
         let path = dir.path().join(name).display().to_string();
-        let refused = disks(&[Drive::Raw { resource: path, bootindex: None, size: Some(1 << 20) }]);
+        let refused = disks(&[Drive::Raw { resource: path, bootindex: None, size: Some(1 << 20), serial: None }]);
         assert!(matches!(refused, Err(Error::NotAFile { .. })), "{name}: {refused:?}");
     }
     assert_eq!(fs::read_to_string(dir.path().join("secret")).unwrap(), "of somebody else");
@@ -233,6 +294,7 @@ async fn who_only_looks_changes_nothing() {
         resource: dir.path().join(name).display().to_string(),
         bootindex: None,
         size: Some(1 << 20),
+        serial: None,
     };
     assert_eq!(super::disks(&[drive("small.img"), drive("new.img")], look).unwrap(), [false, false]);
     assert!(super::uuid(None, &data, look).is_ok());

@@ -374,6 +374,7 @@ impl Check<'_> {
         let Some(CloudInit {
             meta_data: _,
             user_data: _,
+            vendor_data: _,
             network_config: _,
             user_data_from: _,
             network_config_from: _,
@@ -412,6 +413,7 @@ impl Check<'_> {
         let Machine {
             state: _,
             machine_uuid: _,
+            rtc_timezone: _,
             use_tpm: _,
             firmware: _,
             boot_menu: _,
@@ -439,7 +441,7 @@ impl Check<'_> {
         self.legacy_text("spec.vm.cpuModel", Some(cpu_model), true);
         self.networks(networks);
         for (index, disk) in disks.iter().enumerate() {
-            let Disk { volume_claim_template, cdrom, bootindex: _ } = disk;
+            let Disk { volume_claim_template, cdrom, bootindex: _, serial: _ } = disk;
             let field = format!("spec.vm.disks[{index}]");
             if let Some(template) = volume_claim_template {
                 self.claim(&format!("{field}.volumeClaimTemplate"), template);

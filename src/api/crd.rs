@@ -187,16 +187,4 @@ mod tests {
             assert!(text.len() < 100_000, "{name}: {} bytes", text.len());
         }
     }
-
-    #[test]
-    fn zz_write() {
-        if std::env::var_os("VMOP_WRITE_CRDS").is_some() {
-            for (name, text) in files().unwrap() {
-                for folder in ["crds", "deploy/chart/vm-operator/files/crds"] {
-                    std::fs::write(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(&name), &text)
-                        .unwrap();
-                }
-            }
-        }
-    }
 }

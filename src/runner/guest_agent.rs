@@ -79,7 +79,7 @@ const CLOCK_ID: u32 = 3000;
 /// # Errors
 /// If the agent does not answer within 5 seconds, or refuses.
 pub async fn set_time(socket: &Path, to_nodes_time: bool) -> io::Result<()> {
-    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, CLOCK_ID)).await??;
+    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, CLOCK_ID, LONGEST_ANSWER)).await??;
     // As late as possible.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
     let time = i64::try_from(now).ok().filter(|_| to_nodes_time);

@@ -34,7 +34,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
-    claims::{self, Whose},
+    claims,
     object::{
         AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
     },
@@ -240,8 +240,8 @@ impl<'a> Planner<'a> {
     fn may_use(&mut self, object: &Rendered) -> bool {
         let Some(found) = self.observed.get(&object.key).filter(|_| object.key.is_claim()) else { return true };
         match claims::whose(self.vm, self.observed, found) {
-            Whose::Own | Whose::Former => true,
-            Whose::Free => {
+            claims::Whose::Own | claims::Whose::Former => true,
+            claims::Whose::Free => {
                 let is_in_use = self.guests.strangers().any(|pod| {
                     let mut mounted = pod.mounted_claims();
                     mounted.any(|(claim, writes)| writes && claim == object.key.name)
@@ -251,7 +251,7 @@ impl<'a> Planner<'a> {
                 }
                 !is_in_use
             }
-            Whose::Foreign(why) => {
+            claims::Whose::Foreign(why) => {
                 self.plan.waits.push(Wait::ClaimForeign(object.key.clone(), why));
                 false
             }
@@ -604,7 +604,8 @@ impl<'a> Planner<'a> {
         let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         let uid = || found.uid.clone();
         let label = |patch| Action::Label { key: object.key.clone(), uid: uid(), patch };
-        let is_taken = || object.key.is_claim() && !matches!(claims::whose(self.vm, self.observed, found), Whose::Own);
+        let is_taken =
+            || object.key.is_claim() && !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
         let action = match object.update {
             // However the template wants it to change, it is noted in the claim whose it is.
             Update::Once | Update::AtStart if is_taken() => self.changed_claim(object, found),
@@ -644,7 +645,7 @@ impl<'a> Planner<'a> {
         }
         let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
-        let is_taken = !matches!(claims::whose(self.vm, self.observed, found), Whose::Own);
+        let is_taken = !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
         let wanted = if is_taken { claims::as_taken(wanted, found) } else { wanted };
         (!is_same || grows || !found.owns_all_of(&owned))
             .then(|| Action::Apply { object: wanted, uid: Some(found.uid.clone()) })

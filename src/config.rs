@@ -16,6 +16,7 @@ use wildmatch::WildMatch;
 pub mod allowed;
 
 pub use allowed::Allowed;
+use allowed::Images;
 
 use crate::api::ServiceMetadata;
 
@@ -456,9 +457,13 @@ impl Config {
             ("/Manager/Controller/Reconciler", "services") => {
                 allowed.services = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
-            ("/Manager/Controller/Reconciler", "runnerImages") => allowed.runner_images = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "runnerImages") => {
+                let images: Images = map.next_value()?;
+                allowed.runner_images = images.of_file().map_err(A::Error::custom)?;
+            }
             ("/Manager/Controller/Reconciler", "legacyRunnerImages") => {
-                allowed.legacy_runner_images = map.next_value()?;
+                let images: Images = map.next_value()?;
+                allowed.legacy_runner_images = images.of_file().map_err(A::Error::custom)?;
             }
             ("/Manager/Controller/Reconciler", "nodeNames") => allowed.node_names = map.next_value()?,
             ("/Manager/Controller/Reconciler", "affinityNamespaces") => {

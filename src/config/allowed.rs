@@ -97,6 +97,9 @@ impl Patterns {
     }
 }
 
+/// The entry that stands for all images.
+const ANY: &str = "*";
+
 /// Container images, each as its registry and path, without tag and digest; `*` stands for any text, but not in the registry.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
@@ -111,7 +114,8 @@ impl TryFrom<Vec<String>> for Images {
                 !registry.is_empty() && !registry.contains(['*', '?']) && !path.is_empty()
             })
         };
-        match repositories.iter().find(|entry| !names_registry(entry)) {
+        // The manager hands the lists of the examples, which allow everything, to its own processes. A file may not have that.
+        match repositories.iter().find(|entry| *entry != ANY && !names_registry(entry)) {
             Some(entry) => Err(format!(
                 "{entry:?} does not name registry and path, such as registry.example.org/team/vm-runner: an image of that name could be in any \
                  registry"
@@ -128,6 +132,17 @@ impl From<Images> for Vec<String> {
 }
 
 impl Images {
+    /// The images of a file, which must name a registry.
+    ///
+    /// # Errors
+    /// If they are all images.
+    pub fn of_file(self) -> Result<Self, &'static str> {
+        if self.0.contain_everything() {
+            return Err("\"*\" does not name registry and path, such as registry.example.org/team/vm-runner");
+        }
+        Ok(self)
+    }
+
     /// Whether the list contains the image with that reference (`REPOSITORY[:TAG][@DIGEST]`).
     pub fn contain(&self, reference: &str) -> bool {
         self.0.contain(repository(reference))

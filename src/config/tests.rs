@@ -203,3 +203,12 @@ fn what_vms_may_have_is_read_and_nothing_by_default() {
         assert!(std::error::Error::source(&error).unwrap().to_string().contains(message), "{error:?}");
     }
 }
+
+#[test]
+fn what_is_handed_to_other_processes_is_read_there() {
+    let config = ReconcilerConfig { allowed: Allowed::everything(), ..ReconcilerConfig::default() };
+    let read: ReconcilerConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+    assert_eq!(read, config);
+    let file = "{\"/Manager\": {\"/Controller\": {\"/Reconciler\": {runnerImages: ['*']}}}}";
+    assert!(Config::parse(file).is_err());
+}

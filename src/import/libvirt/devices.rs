@@ -227,7 +227,8 @@ fn interface(device: &Item, kind: &str, draft: &mut Draft) {
         return device.whole(Grade::LeftOut, "a VM has at most 32 networks");
     };
     let own_mac = mac.filter(|_| words != "user networking");
-    guest::tell_name(draft, device.line, "<interface>", card_name(device), own_mac);
+    let before = card_name(device, draft.cards.len());
+    guest::tell_name(draft, device.line, "<interface>", before, own_mac);
     if let Some(item) = device.get("@type") {
         match link {
             Link::Pod => _ = item.changed(format!("{words}; there it is a network of libvirt's")),
@@ -270,9 +271,9 @@ fn interface(device: &Item, kind: &str, draft: &mut Draft) {
     common(device);
 }
 
-/// What systemd calls a card at this address; of a card without one that of the first one in a q35.
-fn card_name(device: &Item) -> Option<String> {
-    let Some(address) = device.get("address") else { return Some("enp1s0".into()) };
+/// What systemd calls a card at this address; without one, the card with this number has a port of a q35 of its own.
+fn card_name(device: &Item, number: usize) -> Option<String> {
+    let Some(address) = device.get("address") else { return Some(format!("enp{}s0", number + 1)) };
     let part = |key: &str| {
         let text = address.get(key).map_or("0x0", Item::text);
         u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()

@@ -60,7 +60,7 @@ fn each_card_has_a_line_with_both_names() {
         has(&vm(&address(bus, slot, function)), 1, "<interface>", &["enp0s16f0", &format!("(before: {name})")]);
     }
     has(
-        &vm(&kubevirt("memory: {guest: 1Gi}", "", "      []\n")),
+        &vm(&kubevirt("memory: {guest: 1Gi}", "", "        []\n")),
         8,
         "spec.template.spec.domain",
         &["(before: enp1s0)"],
@@ -132,7 +132,7 @@ fn variables_of_a_firmware_are_converted_cut_or_given_up() {
 #[test]
 fn a_limit_of_memory_gets_room_for_qemu() {
     let of = |domain: &str| {
-        let found = vm(&kubevirt(domain, "", "      []\n"));
+        let found = vm(&kubevirt(domain, "", "        []\n"));
         (found.manifest["spec"]["resources"]["limits"]["memory"].clone(), said(&found))
     };
     let (limit, said) = of("memory: {guest: 4Gi}, resources: {limits: {memory: 4Gi}}");
@@ -142,7 +142,7 @@ fn a_limit_of_memory_gets_room_for_qemu() {
     let (limit, said) = of("memory: {guest: 4Gi}, resources: {limits: {memory: 5Gi}}");
     assert!(limit == "5Gi" && !said.contains("QEMU needs"), "{limit} {said}");
     // What the manager would say of the VM.
-    let text = kubevirt("memory: {guest: 4Gi}, resources: {limits: {memory: 4Gi}}", "", "      []\n");
+    let text = kubevirt("memory: {guest: 4Gi}, resources: {limits: {memory: 4Gi}}", "", "        []\n");
     let made = serde_json::from_value(vm(&text).manifest).unwrap();
     assert_eq!(crate::advice::advice(&made), []);
 }
@@ -194,7 +194,7 @@ fn a_clock_of_local_time_has_a_zone_or_asks_for_it() {
     let found = clock("offset='timezone' timezone='Europe/Paris'");
     assert_eq!(found.manifest["spec"]["vm"]["rtcTimezone"], "Europe/Paris");
     has(&clock("offset='localtime'"), 1, "<clock offset>", &["rtcTimezone"]);
-    let found = vm(&kubevirt("memory: {guest: 1Gi}, clock: {timezone: Asia/Tokyo}", "", "      []\n"));
+    let found = vm(&kubevirt("memory: {guest: 1Gi}, clock: {timezone: Asia/Tokyo}", "", "        []\n"));
     assert_eq!(found.manifest["spec"]["vm"]["rtcTimezone"], "Asia/Tokyo");
 }
 
@@ -268,11 +268,11 @@ fn what_nobody_can_read_is_refused_with_its_line() {
         "memory: {guest: much}",
         "resources: {requests: {cpu: x}}, memory: {guest: 1Gi}",
     ] {
-        let (at, message) = refused(&kubevirt(domain, "", "      []\n"));
+        let (at, message) = refused(&kubevirt(domain, "", "        []\n"));
         assert!(at == 8 && message.contains("is no "), "{domain}: {at}: {message}");
     }
     // A number with a fraction is a number.
-    let found = vm(&kubevirt("resources: {requests: {cpu: 1.5, memory: 1Gi}}", "", "      []\n"));
+    let found = vm(&kubevirt("resources: {requests: {cpu: 1.5, memory: 1Gi}}", "", "        []\n"));
     assert_eq!(found.manifest["spec"]["vm"]["maximumCpus"], 2);
     let found = vm("<domain type='kvm'>\n<uuid>a973434f-2f6e-4esa-8949-76a7a98569e1</uuid></domain>");
     has(&found, 2, "<uuid>", &["is no UUID"]);

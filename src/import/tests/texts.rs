@@ -499,6 +499,9 @@ fn hooks_of_kubevirt_are_left_out() {
             format!("1: spec.template.metadata.annotations.hooks.kubevirt.io/hookSidecars: {hook}"),
             "1: spec.template.metadata: changed: Pods of VMs have the labels of vm-operator: templates add others (block labels)"
                 .to_owned(),
+            "1: spec.template.spec.domain: changed: a Linux guest calls this card enp0s16f0 here (before: enp1s0): a configuration of the guest \
+             that names the card must name the new one or match its MAC address, else the guest has no network"
+                .to_owned(),
         ]
     );
 }

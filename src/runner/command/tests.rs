@@ -431,7 +431,7 @@ fn a_disk_has_its_name_as_serial_number_where_that_was_decided_at_the_first_star
         default_serial("/dev/a-very-long-name-of-a-disk-disk"),
         default_serial("/dev/a-very-long-name-of-b-disk-disk")
     );
-    let vm = "drives: [{type: raw, resource: /dev/system-disk}, {type: raw, resource: /dev/x-disk, serial: WD-1}]";
+    let vm = "    drives: [{type: raw, resource: /dev/system-disk}, {type: raw, resource: /dev/x-disk, serial: WD-1}]";
     let serials = |names_disks| {
         let prepared = Prepared { names_disks, block_devices: vec![true, true], ..prepared() };
         let lines = qemu(&config(vm), &prepared, &runtime(), &standard_template()).unwrap();
@@ -446,6 +446,6 @@ fn a_disk_has_its_name_as_serial_number_where_that_was_decided_at_the_first_star
 #[test]
 fn the_clock_has_the_time_of_its_zone() {
     let prepared = Prepared { rtc_base: Some("2027-01-15T11:00:00".into()), ..prepared() };
-    let lines = qemu(&config("rtcBase: localtime"), &prepared, &runtime(), &standard_template()).unwrap();
+    let lines = qemu(&config("    rtcBase: localtime"), &prepared, &runtime(), &standard_template()).unwrap();
     assert!(lines.iter().any(|line| line.starts_with("base=2027-01-15T11:00:00,clock=rt")), "{lines:?}");
 }

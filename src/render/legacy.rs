@@ -99,7 +99,10 @@ pub(super) fn with_former_instance_id(vm: &VirtualMachine, mut section: CloudIni
 pub(super) fn configuration(file: &ConfigFile) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(file)?;
     keep(&mut value["/Runner"], &RUNNER);
-    keep(&mut value["/Runner"]["cloudInit"], &CLOUD_INIT);
+    // An index would add the key.
+    if let Some(data) = value["/Runner"].get_mut("cloudInit") {
+        keep(data, &CLOUD_INIT);
+    }
     let vm = &mut value["/Runner"]["vm"];
     keep(vm, &VM);
     if vm["accelerator"] == "auto" {

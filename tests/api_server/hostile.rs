@@ -72,7 +72,9 @@ enum Must {
 }
 
 fn rows() -> Vec<Row> {
-    serde_yaml::from_str(include_str!("hostile.yaml")).unwrap()
+    // As JSON: in YAML an enum would be a tag.
+    let rows: Value = serde_yaml::from_str(include_str!("hostile.yaml")).unwrap();
+    serde_json::from_value(rows).unwrap()
 }
 
 fn merge(into: &mut Value, from: &Value) {
@@ -180,7 +182,8 @@ fn policy(ns: &ManagedNamespace) -> String {
             }
         }
     }
-    documents.iter().map(|document| format!("{document}\n---\n")).collect()
+    // kubectl reads a file that begins as JSON as one document.
+    json!({ "apiVersion": "v1", "kind": "List", "items": documents }).to_string()
 }
 
 async fn create(vms: &Api<DynamicObject>, object: Value) -> Result<(), String> {

@@ -25,9 +25,12 @@ fn policy(ns: &ManagedNamespace) -> String {
             document["spec"]["policyName"] = json!(name);
             document["spec"]["matchResources"] = json!({ "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": ns.namespace.name() } } });
         }
-        format!("{document}\n---\n")
+        document
     };
-    documents.map(|document| for_namespace(Value::deserialize(document).unwrap())).collect()
+    let documents: Vec<Value> =
+        documents.map(|document| for_namespace(Value::deserialize(document).unwrap())).collect();
+    // kubectl reads a file that begins as JSON as one document.
+    json!({ "apiVersion": "v1", "kind": "List", "items": documents }).to_string()
 }
 
 /// A client with the token of a Pod.

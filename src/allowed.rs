@@ -387,6 +387,8 @@ impl Check<'_> {
     /// Our runner takes levels from it. Java's logging writes to files and makes objects of any class.
     fn logging(&mut self, properties: Option<&str>) {
         let Some(properties) = properties.filter(|_| self.is_legacy) else { return };
+        // Java has no handler outside of its packages, so such a name makes no object.
+        let is_of_no_package = |name: &str| name.chars().all(|letter| letter.is_ascii_alphanumeric());
         let is_harmless = |line: &str| {
             let line = line.trim();
             let (key, value) = line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim()));
@@ -395,7 +397,8 @@ impl Check<'_> {
                 || !line.contains('\\')
                     && !key.contains([':', ' ', '\t'])
                     && (key.ends_with(".level")
-                        || ["handlers", ".handlers"].contains(&key) && value == "java.util.logging.ConsoleHandler"
+                        || ["handlers", ".handlers"].contains(&key)
+                            && (value == "java.util.logging.ConsoleHandler" || is_of_no_package(value))
                         || key == "java.util.logging.ConsoleHandler.formatter"
                             && value == "java.util.logging.SimpleFormatter"
                         || key == "java.util.logging.SimpleFormatter.format")

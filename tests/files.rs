@@ -22,7 +22,7 @@ use std::{fs, path::Path, process::Command};
 #[test]
 fn the_crds_are_those_of_the_types() {
     let files = vm_operator::api::crd::files().unwrap();
-    assert_eq!(files.len(), 2, "VirtualMachine and VmPool");
+    assert_eq!(files.len(), 3, "VirtualMachine, VmPool and VmReport");
     for (name, text) in files {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds").join(&name);
         assert_eq!(fs::read_to_string(file).unwrap(), text, "crds/{name} is old: run `make crds`");

@@ -534,7 +534,7 @@ mod tests {
                 "name": "pear", "namespace": "orchard", "uid": "u-1", "resourceVersion": "17",
                 "creationTimestamp": "2027-01-15T07:00:00Z", "deletionTimestamp": "2027-01-15T07:00:09Z",
                 "deletionGracePeriodSeconds": 9,
-                "labels": { "l": "\"\u{2028}\n\0", "app.kubernetes.io/instance": "pear" }, "annotations": { "a": "" },
+                "labels": { "l": "\"\u{2028}\n\0", "app.kubernetes.io/name": APP_NAME, INSTANCE_LABEL: "pear" }, "annotations": { "a": "" },
                 "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": uid }],
                 "managedFields": [
                     { "manager": "somebody", "operation": "Apply", "fieldsV1": { "f:spec": {} } },

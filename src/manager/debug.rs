@@ -240,7 +240,7 @@ impl LastReconcile {
 mod tests {
     use super::*;
     use crate::{
-        config::ReconcilerConfig,
+        config::{Allowed, ReconcilerConfig},
         plan::plan,
         render::{RandomInput, TemplateSet, render},
         test_support::{applied, nothing, vm},
@@ -255,7 +255,8 @@ mod tests {
             vm["metadata"]["annotations"] = json!({ "note": "between-us" });
             vm["metadata"]["labels"] = json!({ "team": "moles" });
         });
-        let (config, set) = (ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
+        let config = ReconcilerConfig { allowed: Allowed::everything(), ..ReconcilerConfig::default() };
+        let set = TemplateSet::builtin().unwrap();
         let random = RandomInput { display_password: "hunter2".into(), ..RandomInput::default() };
         let rendered = render(&vm, &nothing(), &config, &random, &set).unwrap();
         let text = rendered.iter().map(|object| object.value.to_string()).collect::<String>();

@@ -126,6 +126,7 @@ mod tests {
         assert_eq!(problem.reason, Reason::Restless);
         assert!(unrest.problem(&name, now + again).is_none(), "it is at rest");
         // Who changes the VM does not wait.
+        unrest.wrote(&name, &apple, now);
         let changed = vm(|vm| vm["metadata"]["generation"] = 4.into());
         assert!(unrest.pause(&name, &apple, now).is_some() && unrest.pause(&name, &changed, now).is_none());
         unrest.forget(&name);

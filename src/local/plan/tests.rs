@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    config::ReconcilerConfig,
+    config::{Allowed, ReconcilerConfig},
     render::{TemplateSet, first_start},
     runner_config::Protocol,
     test_support::vm,
@@ -31,7 +31,8 @@ fn planned(spec: &Value, others: &[Value], options: &Options) -> Result<LocalPla
         }
     });
     let set = TemplateSet::builtin().unwrap();
-    let rendered = first_start(&vm, &ReconcilerConfig::default(), &set).unwrap();
+    let config = ReconcilerConfig { allowed: Allowed::everything(), ..ReconcilerConfig::default() };
+    let rendered = first_start(&vm, &config, &set).unwrap();
     let objects = Objects::new(rendered.iter().map(|object| &*object.value), others.iter())?;
     plan(&objects, options)
 }
@@ -51,7 +52,6 @@ fn everything() -> Value {
         "vm": {
             "networks": [
                 { "tap": { "bridge": "br7", "mac": "02:00:00:00:00:07" } },
-                { "user": { "net": "10.7.0.0/24" } },
             ],
             "disks": [
                 claim("system", "4Gi"),

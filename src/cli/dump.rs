@@ -35,6 +35,7 @@ use super::{
 };
 use crate::{
     actions::VmHandle,
+    config::{Allowed, ReconcilerConfig},
     discovery::Resources,
     explain::{Facts, page::Page},
     mask,
@@ -283,8 +284,9 @@ impl Dump {
             Err(failure) => return self.unread.push(format!("what is rendered: {}", failure.words())),
         };
         let library = installed.library();
-        let rendered =
-            library.get(found.vm.template_set()).and_then(|set| first_start(&found.vm, &installed.config, set));
+        // Also of a VM that is refused: explain.txt says what is not allowed.
+        let config = ReconcilerConfig { allowed: Allowed::everything(), ..installed.config.clone() };
+        let rendered = library.get(found.vm.template_set()).and_then(|set| first_start(&found.vm, &config, set));
         match rendered {
             Ok(objects) => objects.iter().for_each(|object| self.add_object("rendered", Value::clone(&object.value))),
             Err(error) => self.add("rendered/error.txt", error.to_string()),

@@ -69,7 +69,8 @@ async fn cpus_memory_and_cds_change_while_the_guest_runs() {
     assert_eq!(unchanged, "virtualmachine.vmoperator.jdrupes.org/apple\n", "data has it too");
     // The runner, which nobody plays from here on, has seen the guest give the memory back.
     let given = r#"{"status":{"ram":"1Gi"}}"#;
-    ns.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", "--patch", given]);
+    let uid = ns.namespace.kubectl(&["get", "pod", "apple", "--output=jsonpath={.metadata.uid}"]);
+    ns.namespace.kubectl(&["patch", "vmreport", &uid, "--subresource=status", "--type=merge", "--patch", given]);
     let waited = succeeds(&ns, &["set", "ram", "-l", "tier=web", "1Gi", "--wait"]);
     let expected = "vm/apple: 1Gi of memory (before: 2Gi); the running guest has it (";
     assert!(

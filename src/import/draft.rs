@@ -302,12 +302,21 @@ impl Draft {
         is_valid
     }
 
-    /// Adds an interface, and says of which network it is. None: the VM has too many.
+    /// Why there is no room for another interface.
+    pub fn no_network(&self) -> &'static str {
+        if self.has_bridge && self.networks.len() < NETWORKS {
+            "a VM with a bridge of its node has no other kinds of networks, which would lead its guest into the node: connect it to a bridge, too"
+        } else {
+            "a VM has at most 32 networks"
+        }
+    }
+
+    /// Adds an interface, and says of which network it is. None: the VM can't have it ([`Draft::no_network`]).
     pub fn network(&mut self, link: Link<'_>, device: Option<&str>, mac: Option<&str>) -> Option<String> {
-        if self.networks.len() >= NETWORKS {
+        if self.networks.len() >= NETWORKS || self.has_bridge && !matches!(link, Link::Bridge(_)) {
             return None;
         }
-        let has_pod = self.has_bridge || self.networks.iter().any(|network| network.get("pod").is_some());
+        let has_pod = self.networks.iter().any(|network| network.get("pod").is_some());
         let mut fields = json!({});
         if let Some(device) = device {
             fields["device"] = json!(device);

@@ -122,6 +122,8 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     processor(root, draft)?;
     firmware(root, draft);
     let mut drives = Vec::new();
+    draft.has_bridge =
+        root.items().iter().any(|item| is_numbered(&item.key, &["net"]) && item.get("bridge").is_some_and(is_bridge));
     for item in root.items() {
         match item.key.as_str() {
             "name" => draft.name = item.same("metadata.name").to_owned(),
@@ -499,6 +501,11 @@ fn bytes(text: &str) -> Option<u64> {
     text[..end].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
+/// Whether this is a name of a bridge.
+fn is_bridge(item: &Item) -> bool {
+    (1..=15).contains(&item.text().len()) && !item.text().contains(['/', ':', ' '])
+}
+
 /// What systemd calls the card `netN`: the first six are in slots from 18 on.
 fn card_name(root: &Item, key: &str) -> Option<String> {
     let number = key.strip_prefix("net")?.parse::<u32>().ok().filter(|number| *number < 6)?;
@@ -536,8 +543,7 @@ fn interface(item: &Item, root: &Item, draft: &mut Draft) {
         (kind.key.clone(), Some(kind.text()))
     };
     let bridge = item.get("bridge");
-    let is_bridge =
-        bridge.is_some_and(|it| (1..=15).contains(&it.text().len()) && !it.text().contains(['/', ':', ' ']));
+    let is_bridge = bridge.is_some_and(is_bridge);
     let link = match bridge {
         Some(bridge) if is_bridge => Link::Bridge(bridge.text()),
         Some(bridge) => {
@@ -549,7 +555,7 @@ fn interface(item: &Item, root: &Item, draft: &mut Draft) {
     let valid = mac.filter(|mac| is_mac(mac));
     let is_virtio = model == "virtio";
     let Some(words) = draft.network(link, card(&model), valid) else {
-        return item.whole(Grade::LeftOut, "a VM has at most 32 networks");
+        return item.whole(Grade::LeftOut, draft.no_network());
     };
     let own_mac = valid.filter(|_| link != Link::User);
     guest::tell_name(draft, item.line, &item.key, card_name(root, &item.key), own_mac);

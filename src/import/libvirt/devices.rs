@@ -224,7 +224,7 @@ fn interface(device: &Item, kind: &str, draft: &mut Draft) {
     let address = device.get("mac/@address").map(Item::text);
     let mac = address.filter(|mac| is_mac(mac));
     let Some(words) = draft.network(link, device_of_model, mac) else {
-        return device.whole(Grade::LeftOut, "a VM has at most 32 networks");
+        return device.whole(Grade::LeftOut, draft.no_network());
     };
     let own_mac = mac.filter(|_| words != "user networking");
     let before = card_name(device, draft.cards.len());

@@ -68,6 +68,14 @@ fn each_card_has_a_line_with_both_names() {
 }
 
 #[test]
+fn beside_a_bridge_other_networks_are_left_out() {
+    let found = vm("memory: 512\nnet0: virtio=02:00:00:00:00:01\nnet1: virtio=02:00:00:00:00:02,bridge=vmbr1\n");
+    assert_eq!(found.manifest["spec"]["vm"]["networks"].as_array().unwrap().len(), 1);
+    let left_out = found.findings.iter().find(|it| it.what == "net0").unwrap();
+    assert!(left_out.grade == Grade::LeftOut && left_out.why.contains("bridge of its node"), "{}", said(&found));
+}
+
+#[test]
 fn data_for_cloud_init_that_name_a_card_find_it_by_its_address() {
     let volumes = "        - name: ci\n          cloudInitNoCloud:\n            networkData: |\n              version: 2\n              ethernets:\n                \
                    enp1s0: {dhcp4: true}\n";

@@ -678,6 +678,14 @@ async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
     }
     // The binding would be that of another test's manager.
     let own = manifests.replace("name: vm-operator-node-reader", &format!("name: {}", ns.namespace.name()));
+    // Other tests have VMs that this installation does not allow.
+    let selector = format!(
+        "  matchResources: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {}}}}}}}\n",
+        ns.namespace.name()
+    );
+    let binding = "  policyName: vms.vmoperator.jdrupes.org\n";
+    assert!(own.contains(binding), "{own}");
+    let own = own.replace(binding, &format!("{binding}{selector}"));
     ns.namespace.apply(&own.replace("vmop-demo", ns.namespace.name()));
     let configuration = ns.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
     let configuration = Config::parse(&configuration["config.yaml"]).unwrap();

@@ -606,7 +606,7 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
         }] })
     };
     let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:10:00Z" });
-    ns.patch_pod_status("apple", container("terminated", killed)).await;
+    ns.patch_pod_status("apple", container("terminated", killed.clone())).await;
     let vm = ns.vm_with_reason("apple", "RunnerFailed").await;
     let message = condition(&vm, "Ready").unwrap().2;
     assert!(
@@ -619,9 +619,19 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     assert_eq!(json!(vm.status.unwrap().cpus), json!(0));
 
     // The node starts it again, and it speaks for itself.
-    ns.patch_pod_status("apple", container("running", json!({}))).await;
+    let mut again = container("running", json!({}));
+    again["containerStatuses"][0]["lastState"] = json!({ "terminated": killed });
+    ns.patch_pod_status("apple", again).await;
     ns.vm_with_reason("apple", "Starting").await;
-    ns.report("apple", true, "Started").await;
+    let condition_of = |type_: &str| {
+        json!({
+            "type": type_, "status": "True", "reason": "Started", "message": "",
+            "lastTransitionTime": "2026-01-01T00:20:00Z",
+        })
+    };
+    let report = json!({ "status": { "conditions": [condition_of("Running"), condition_of("Booted")] } }).to_string();
+    let uid = ns.namespace.kubectl(&["get", "pod", "apple", "--output=jsonpath={.metadata.uid}"]);
+    ns.namespace.kubectl(&["patch", "vmreport", &uid, "--subresource=status", "--type=merge", "--patch", &report]);
     let vm = ns.vm_with_reason("apple", "Running").await;
     assert_eq!(condition(&vm, "Running").unwrap().1, "Started");
     assert_eq!(json!(vm.status.unwrap().cpus), json!(1));

@@ -24,7 +24,10 @@ fn same(device: &Item, what: &str) {
 
 pub(super) fn read(devices: &Item, draft: &mut Draft) {
     let (mut has_serial, mut redirections, mut has_graphics) = (false, 0_u64, false);
-    draft.has_bridge = devices.all("interface").any(|device| device.get("source/@bridge").is_some());
+    // The XML of a running domain also names the bridges of libvirt's networks.
+    let is_tap =
+        |device: &Item| device.get("@type").is_some_and(|kind| kind.text() == "bridge") && bridge_of(device).is_some();
+    draft.has_bridge = devices.all("interface").any(is_tap);
     for device in devices.items() {
         let kind = device.get("@type").map_or("", Item::text);
         let model = device.get("@model").map_or("", Item::text);
@@ -202,9 +205,13 @@ fn place(source: &Item, origin: String) -> Place {
     if is_volume { Place::Words(origin) } else { Place::File(origin) }
 }
 
+/// The bridge that an interface names, if a VM can have it.
+fn bridge_of(device: &Item) -> Option<&str> {
+    device.get("source/@bridge").map(Item::text).filter(|name| is_bridge(name))
+}
+
 fn interface(device: &Item, kind: &str, draft: &mut Draft) {
-    let bridge = device.get("source/@bridge").map(Item::text).filter(|name| is_bridge(name));
-    let link = match (kind, bridge) {
+    let link = match (kind, bridge_of(device)) {
         ("bridge", Some(bridge)) => Link::Bridge(bridge),
         ("user", _) => Link::User,
         ("network", _) => Link::Pod,

@@ -73,6 +73,11 @@ fn beside_a_bridge_other_networks_are_left_out() {
     assert_eq!(found.manifest["spec"]["vm"]["networks"].as_array().unwrap().len(), 1);
     let left_out = found.findings.iter().find(|it| it.what == "net0").unwrap();
     assert!(left_out.grade == Grade::LeftOut && left_out.why.contains("bridge of its node"), "{}", said(&found));
+    // A running domain also says the bridge of libvirt's network.
+    let found = vm(
+        "<domain type='kvm'><devices><interface type='network'><source network='default' bridge='virbr0'/></interface></devices></domain>",
+    );
+    assert_eq!(found.manifest["spec"]["vm"]["networks"], json!([{ "pod": {} }]));
 }
 
 #[test]

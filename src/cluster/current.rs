@@ -11,10 +11,10 @@ use kube::{Api, Resource, ResourceExt};
 
 use super::{ActionError, Cluster, Lacking, NoSource, namespace_of};
 use crate::{
-    api::{CloudInit, StoredVm, VirtualMachine},
+    api::{CloudInit, StoredVm, VirtualMachine, VmReport},
     config::CLOUD_INIT_LABEL,
     object::ObjectKey,
-    observed::Object,
+    observed::{Object, Observed},
     ownership::reserved,
     plan::Action,
     process::slots::PATIENCE,
@@ -97,6 +97,23 @@ impl Cluster {
                 && found.deletion_timestamp.is_none()
         };
         Ok(found.is_some_and(|found| is_same(&found.metadata)))
+    }
+
+    /// Whether the API server has the VM's reports as they were observed: the last one may say that the guest has shut itself down.
+    ///
+    /// # Errors
+    /// The error of the request.
+    pub async fn are_reports_current(&self, vm: &VirtualMachine, observed: &Observed) -> Result<bool, ActionError> {
+        let api = Api::<VmReport>::namespaced(self.client.clone(), &namespace_of(vm));
+        for report in &observed.reports {
+            let failed = |source| ActionError::Api { what: "read", key: report.key.clone(), source: Box::new(source) };
+            let found = self.requests.run(api.get_metadata_opt(&report.key.name)).await.map_err(failed)?;
+            let version = found.and_then(|found| found.metadata.resource_version);
+            if version.is_some_and(|version| version != report.version.to_string()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether a claim that a Pod mounts is being deleted. The claim exists as long as the Pod does.

@@ -397,6 +397,12 @@ impl Reconciler {
             );
             return Ok(false);
         }
+        if asks && !self.cluster.are_reports_current(vm, observed).await? {
+            debug!(
+                "a runner has reported what the manager has not seen yet: the VM is not started, and the Pod is kept"
+            );
+            return Ok(false);
+        }
         for uid in plan.unwanted_pods() {
             let pod = observed.objects.iter().chain(&observed.others).find(|object| object.uid == uid);
             if let Some(pod) = pod

@@ -356,7 +356,7 @@ async fn a_disk_that_waits_for_an_upload_is_named() {
         vm["spec"]["nodeName"] = json!("explain-upload");
         vm["spec"]["templates"] = json!({ "set": "import-disk" });
         vm["spec"]["templateValues"] =
-            json!({ "import": { "disk": "core", "upload": { "size": 3_000_000, "sha256": "0123abcd" } } });
+            json!({ "import": { "disk": "core", "upload": { "size": 3_000_000, "sha256": "0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd" } } });
     })
     .await;
     ns.pod_when("web", "exists", |_| true).await;
@@ -368,7 +368,7 @@ async fn a_disk_that_waits_for_an_upload_is_named() {
     let failed = json!({ "terminated": { "exitCode": 1, "message": "waiting for a file\nthe image is not used: its checksum is 4567" } });
     ns.patch_pod_status("web", import(running, failed)).await;
     let said =
-        says(&ns, "web", "web does not run: its disk waits for a file of 3000000 bytes with the SHA-256 0123abcd")
+        says(&ns, "web", "web does not run: its disk waits for a file of 3000000 bytes with the SHA-256 0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd0123abcd")
             .await;
     let words = "the last one was not used: the image is not used: its checksum is 4567 \
                  (spec.templateValues.import.upload, since 2026-01-01T00:00:00Z) -> kubectl vm upload web FILE -n ";

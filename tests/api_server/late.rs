@@ -240,7 +240,7 @@ async fn a_shutdown_of_the_guest_that_is_seen_late_holds_though_its_pod_has_ende
     let mut manifest = on_node("apple");
     manifest["spec"]["guestShutdownStops"] = json!(true);
     let first = lagging.up(&manifest).await;
-    lagging.proxy.hold_watches(Some("/vms?"));
+    lagging.proxy.hold_watches(Some("/vmreports?"));
     report(&lagging.client, lagging.namespace.name(), "apple", false, "GuestShutdown").await;
     let from = lagging.manager.log().len();
     // A Pod that has lived long is made again at once.

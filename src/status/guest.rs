@@ -125,8 +125,7 @@ fn was_killed(pod: &Object, conditions: &[Condition]) -> bool {
     let Some(reported) = running.map(|running| running.last_transition_time.0) else { return false };
     let ended = |status: &Value| {
         let state = &status["state"];
-        // A report outlives the container whose guest it is about, so a container that runs again counts as one that waits.
-        let last = if state["terminated"].is_null() { &status["lastState"] } else { state };
+        let last = if state["waiting"].is_null() { state } else { &status["lastState"] };
         last.pointer("/terminated/finishedAt").and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
     };
     pod.has_ended() || runner_statuses(pod).filter_map(ended).any(|end| reported < end)

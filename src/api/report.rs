@@ -71,6 +71,7 @@ pub const OSINFO_FIELDS: [&str; 10] = [
 ];
 
 /// What the manager tells the runner in a Pod.
+#[allow(clippy::duplicated_attributes, reason = "columns may have the same type")]
 #[derive(CustomResource, JsonSchema, Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[kube(
     group = "vmoperator.jdrupes.org",

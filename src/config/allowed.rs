@@ -93,7 +93,7 @@ impl Patterns {
 
     /// Whether the list contains every text.
     pub fn contain_everything(&self) -> bool {
-        self.0.iter().any(|pattern| pattern.to_string() == "*")
+        self.0.iter().any(|pattern| *pattern == "*")
     }
 }
 

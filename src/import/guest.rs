@@ -21,7 +21,7 @@ pub(super) fn tell_name(draft: &mut Draft, line: usize, what: &str, before: Opti
     let number = draft.cards.len();
     let here = name_here(number);
     draft.cards.push(Card { before: before.clone(), mac: mac.map(str::to_lowercase) });
-    let before = before.map_or_else(|| "another name".to_owned(), |name| name);
+    let before = before.unwrap_or_else(|| "another name".to_owned());
     let why = format!(
         "a Linux guest calls this card {here} here (before: {before}): a configuration of the guest that names the card must name the new one or \
          match its MAC address, else the guest has no network"

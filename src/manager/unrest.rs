@@ -91,7 +91,7 @@ impl Unrest {
              fields of an object",
             EVERY.as_secs()
         );
-        level.is_restless.then(|| (Problem { reason: Reason::Restless, message }, again))
+        level.is_restless.then_some((Problem { reason: Reason::Restless, message }, again))
     }
 
     /// Forgets a VM that is gone.

@@ -105,7 +105,7 @@ impl Table {
     /// A place for a new connection, and what ends when it must end. `None`: it has to wait.
     fn enter(&mut self, limits: Limits, address: IpAddr, user: User) -> Option<(u64, oneshot::Receiver<()>)> {
         let address = counted(address);
-        let own = (user == User::Stranger).then(|| self.strangers(address).collect::<Vec<_>>()).unwrap_or_default();
+        let own = if user == User::Stranger { self.strangers(address).collect::<Vec<_>>() } else { Vec::new() };
         if own.len() >= limits.of_address {
             own.first().and_then(|oldest| self.open.remove(oldest));
         } else if self.open.len() >= limits.all {

@@ -27,11 +27,11 @@ impl Held {
     ///
     /// # Errors
     /// If she has too many connections.
-    pub fn begin(extensions: &mut Extensions, person: Option<&str>) -> Result<Self, Response> {
+    pub fn begin(extensions: &mut Extensions, person: Option<&str>) -> Result<Self, Box<Response>> {
         let (Some(place), Some(client)) = (extensions.remove::<Arc<Place>>(), extensions.get::<Client>()) else {
             return Ok(Self(None));
         };
-        let too_many = |_| (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, AGAIN)]).into_response();
+        let too_many = |_| Box::new((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, AGAIN)]).into_response());
         place.serve(client.address, person).map(|serving| Self(Some(serving))).map_err(too_many)
     }
 

@@ -99,7 +99,7 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
     let user = signed_in.as_ref().map(|signed_in| signed_in.person.user.as_str());
     let held = match Held::begin(request.extensions_mut(), user) {
         Ok(held) => held,
-        Err(too_many) => return too_many,
+        Err(too_many) => return *too_many,
     };
     if let Some(signed_in) = signed_in {
         request.extensions_mut().insert(signed_in);

@@ -228,7 +228,8 @@ fn beyond(pod: &Pod, row: &Row) -> Vec<String> {
     }
     for volume in spec["volumes"].as_array().unwrap() {
         let path = &volume["hostPath"]["path"];
-        add(!path.is_null() && !(row.in_network_of_node && path == "/dev/net/tun"), "a path of the node");
+        let is_its_tap = row.in_network_of_node && path == "/dev/net/tun";
+        add(!path.is_null() && !is_its_tap, "a path of the node");
         let claim = volume["persistentVolumeClaim"]["claimName"].as_str().unwrap_or(&name);
         add(!claim.starts_with(&name), "a claim of another");
         let sources = volume["projected"]["sources"].as_array().into_iter().flatten().chain([volume]);

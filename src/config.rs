@@ -11,12 +11,11 @@ use serde::{
 };
 
 use serde_json::{Map, Value};
-use wildmatch::WildMatch;
 
 pub mod allowed;
 
 pub use allowed::Allowed;
-use allowed::Images;
+use allowed::{Images, Patterns};
 
 use crate::api::ServiceMetadata;
 
@@ -230,18 +229,18 @@ fn camel_case(name: &str) -> String {
 
 /// Kinds of objects, each as `Kind` or `Kind.group`; `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Vec<String>", into = "Vec<String>")]
-pub struct Kinds(Vec<WildMatch>);
+#[serde(transparent)]
+pub struct Kinds(Patterns);
 
 impl From<Vec<String>> for Kinds {
     fn from(names: Vec<String>) -> Self {
-        Self(names.iter().map(|name| WildMatch::new(name)).collect())
+        Self(names.into())
     }
 }
 
 impl From<Kinds> for Vec<String> {
     fn from(Kinds(patterns): Kinds) -> Self {
-        patterns.iter().map(WildMatch::to_string).collect()
+        patterns.into()
     }
 }
 
@@ -287,7 +286,7 @@ impl Kinds {
     /// Whether the list contains a kind.
     pub fn allow(&self, api_version: &str, kind: &str) -> bool {
         let name = Self::name(api_version, kind);
-        self.0.iter().any(|pattern| pattern.matches(&name))
+        self.0.contain(&name)
     }
 }
 

@@ -156,7 +156,7 @@ fn is_deletion(wait: &Wait) -> bool {
 pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pods = Pods::new(vm, observed, plan);
-    let guest = Guest::new(vm, pods.own);
+    let guest = Guest::new(vm, pods.own, reports::is_of_pod(vm, observed));
     let ready = ready(reconciled, &guest, pods);
     let phase = phase(reconciled, &guest, pods, ready.reason);
     // While nothing can be rendered, the claims that are known stay known.

@@ -14,11 +14,11 @@
 //! | is labelled by a manager as another VM's | [`Foreign::Vm`] |
 //! | is another one than that in the VM's status, and has no note of a VM of this name | [`Foreign::Replaces`] |
 //! | has the note or the labels of a VM of this name: this VM was deleted and made again, or restored from a backup, or is of an earlier release | [`Whose::Former`] |
-//! | is owned by something that is not the VM's | [`Foreign::Owner`] |
-//! | any other: a person has made it | [`Whose::Free`] |
+//! | is made by something that is the VM's | [`Whose::Free`] |
+//! | any other: somebody has made it, and it is not said for whom | [`Foreign::Unnamed`] |
 //!
-//! Lines four to six do not count if a person has given the claim the annotation `vmoperator.jdrupes.org/vm` with the name of this VM: who may
-//! write the claim may say whose it is.
+//! Lines four to six and the last two do not count if a person has given the claim the annotation `vmoperator.jdrupes.org/vm` with the name of
+//! this VM ([`Whose::Free`]): who may write the claim may say whose it is. Who may only write VMs could choose names that fit any claim.
 
 use std::fmt;
 
@@ -57,8 +57,8 @@ pub enum Foreign {
     FormerVm(String),
     /// It is a disk of the VMs of this prototype (`NAMESPACE/NAME`).
     Prototype(String),
-    /// It is owned by this object.
-    Owner(String),
+    /// Somebody has made it, and has not said for which VM. This object owns it.
+    Unnamed(Option<String>),
     /// The VM's data are in another claim, with this UID, which had this name.
     Replaces(String),
 }
@@ -67,7 +67,7 @@ impl Foreign {
     /// The reason of Ready and StorageReady.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Vm(_) | Self::FormerVm(_) | Self::Prototype(_) | Self::Owner(_) => Reason::ClaimTaken,
+            Self::Vm(_) | Self::FormerVm(_) | Self::Prototype(_) | Self::Unnamed(_) => Reason::ClaimTaken,
             Self::Replaces(_) => Reason::ClaimReplaced,
         }
     }
@@ -90,14 +90,17 @@ impl fmt::Display for Foreign {
                 "is the disk of a VM of the prototype {prototype}, and this VM is of another one: rename one of the workloads, or, to have those \
                  data, {give}"
             ),
-            Self::Owner(owner) => write!(
+            Self::Unnamed(None) => {
+                write!(f, "was made by somebody, who has not said for which VM: {give}, or give the disk another name")
+            }
+            Self::Unnamed(Some(owner)) => write!(
                 f,
-                "is owned by {owner}, with which it is deleted: give the disk another name, or remove the claim's ownerReferences"
+                "was made for {owner}, with which it is deleted, and nobody has said for which VM: {give}, or give the disk another name"
             ),
             Self::Replaces(lost) => write!(
                 f,
                 "is not the one with the VM's data, which had the UID {lost}: restore that one from a backup with its annotations, or, to use the \
-                 one that exists, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {lost}"
+                 one that exists, {give}, and the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {lost}"
             ),
         }
     }
@@ -159,9 +162,9 @@ pub fn whose_with(vm: &VirtualMachine, claim: &Object, claimant: Option<&Claiman
     if is_restored || claim.is_ours() && is_named && !is_given {
         return Whose::Former;
     }
-    if !claim.owners.is_empty() && !claim.is_owned_by(&uid) && !is_made_by_vms {
+    if !is_given && !is_made_by_vms && !claim.is_owned_by(&uid) {
         let owner = claim.maker.as_ref().map(|maker| maker.key.to_string());
-        return Whose::Foreign(Foreign::Owner(owner.unwrap_or_else(|| "another object".into())));
+        return Whose::Foreign(Foreign::Unnamed(owner));
     }
     Whose::Free
 }
@@ -343,7 +346,7 @@ mod tests {
             ),
             ("of an earlier release", new(), claim(&of_former_release), None, Whose::Former),
             ("of the predecessor", new(), of_a_person(&labelled("apple")), None, Whose::Former),
-            ("a person has made it", new(), of_a_person(&|_| ()), None, Whose::Free),
+            ("somebody has made it", new(), of_a_person(&|_| ()), None, foreign(Foreign::Unnamed(None))),
             ("a person has made it for this VM", new(), of_a_person(&given_to("apple", |_| ())), None, Whose::Free),
             ("a person has made it for another VM", new(), of_a_person(&given_to("pear", |_| ())), None, of_pear()),
             ("another VM's", new(), claim(&note("pear/u-pear")), pear(true), of_pear()),
@@ -366,7 +369,14 @@ mod tests {
             ("the same, given by a person", new(), claim(&given_to("apple", note("pear/u-pear"))), None, Whose::Free),
             ("labelled as another VM's", new(), of_a_person(&labelled("pear")), None, of_pear()),
             ("of another prototype", new(), claim(&prototype), None, foreign(Foreign::Prototype("orchard/web".into()))),
-            ("of another owner", new(), of_a_person(&owner), None, foreign(Foreign::Owner("StatefulSet db".into()))),
+            (
+                "of another owner",
+                new(),
+                of_a_person(&owner),
+                None,
+                foreign(Foreign::Unnamed(Some("StatefulSet db".into()))),
+            ),
+            ("of another owner, given by a person", new(), of_a_person(&given_to("apple", owner)), None, Whose::Free),
         ] {
             assert_eq!(whose_with(&vm, &claim, claimant.as_ref(), false), expected, "{what}");
         }
@@ -375,7 +385,7 @@ mod tests {
             vm["status"] = json!({ "claims": [{ "name": CLAIM, "uid": "u-lost" }] });
             vm["metadata"]["annotations"] = json!({ REPLACE_CLAIM_ANNOTATION: "u-lost" });
         });
-        assert_eq!(whose_with(&given_up, &of_a_person(&|_| ()), None, false), Whose::Free);
+        assert_eq!(whose_with(&given_up, &of_a_person(&given_to("apple", |_| ())), None, false), Whose::Free);
     }
 
     #[test]

@@ -32,10 +32,10 @@ pub(super) struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// `pod` is the VM's Pod, if it has one.
-    pub fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>) -> Self {
+    /// `pod` is the VM's Pod, if it has one. `has_report`: what its runner says is in a report of its own, and folded into the status.
+    pub fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, has_report: bool) -> Self {
         let conditions = current_conditions(vm);
-        let was_killed = pod.is_some_and(|pod| was_killed(pod, conditions));
+        let was_killed = pod.is_some_and(|pod| was_killed(pod, conditions, has_report));
         let is_down = pod.is_none_or(|pod| pod.has_ended() || is_runner_down(pod));
         let is_lost = pod.is_some_and(is_lost);
         let mut guest = Self { vm, pod, conditions, was_killed, is_lost, is_down, is_up: false };
@@ -119,14 +119,17 @@ fn is_runner_down(pod: &Object) -> bool {
 }
 
 /// Whether the runner ended after it had reported that its guest runs. Then only the manager can correct the report. Both times are the
-/// node's. A runner that was started later has reported anew.
-fn was_killed(pod: &Object, conditions: &[Condition]) -> bool {
+/// node's. A report of its own says what it said until the runner that was started later reports anew; in the status the manager has
+/// corrected it.
+fn was_killed(pod: &Object, conditions: &[Condition], has_report: bool) -> bool {
     let running = conditions::find(conditions, RUNNING).filter(|running| running.status == "True");
     let Some(reported) = running.map(|running| running.last_transition_time.0) else { return false };
     let ended = |status: &Value| {
         let state = &status["state"];
-        let last = if state["waiting"].is_null() { state } else { &status["lastState"] };
-        last.pointer("/terminated/finishedAt").and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
+        let is_last = has_report || !state["waiting"].is_null();
+        let ends = [Some(state), Some(&status["lastState"]).filter(|_| is_last)].into_iter().flatten();
+        let time = |end: &Value| end.pointer("/terminated/finishedAt")?.as_str()?.parse::<Timestamp>().ok();
+        ends.filter_map(time).max()
     };
     pod.has_ended() || runner_statuses(pod).filter_map(ended).any(|end| reported < end)
 }

@@ -103,7 +103,8 @@ async fn the_claim_of_a_removed_disk_is_kept_and_reported() {
 async fn a_persons_claim_with_a_file_system_is_used_at_the_first_start() {
     let ns = ManagedNamespace::new("own-claim").await;
     let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "apple-core-disk", "annotations": { "vmoperator.jdrupes.org/vm": "apple" } },
         "spec": {
             "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
             "resources": { "requests": { "storage": "2Gi" } },

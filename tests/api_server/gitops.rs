@@ -43,7 +43,7 @@ fn everything(name: &str) -> Value {
     vm["spec"]["loadBalancerService"] = json!({ "labels": { "tier": "yes" } });
     vm["spec"]["permissions"] = json!([{ "user": "jane", "may": ["*"] }]);
     vm["spec"]["vm"]["maximumRam"] = json!("1024Mi");
-    vm["spec"]["vm"]["networks"] = json!([{ "user": {} }, { "tap": {} }]);
+    vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }, { "tap": {} }]);
     let disks = vm["spec"]["vm"]["disks"].as_array_mut().unwrap();
     disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1024Mi" } } } } }));
     disks.push(json!({ "cdrom": { "image": "" } }));

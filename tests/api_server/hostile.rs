@@ -247,8 +247,10 @@ fn beyond(pod: &Pod, row: &Row) -> Vec<String> {
         "a label",
     );
     let annotations = pod["metadata"]["annotations"].as_object().unwrap();
-    let is_ours = |key: &String| key.starts_with("vmoperator.jdrupes.org/") || key.starts_with("vmrunner.jdrupes.org/");
-    add(annotations.keys().any(|key| !is_ours(key)), "an annotation");
+    let is_ours = |key: &str| ["vmoperator.jdrupes.org/", "vmrunner.jdrupes.org/"].iter().any(|it| key.starts_with(it));
+    for key in annotations.keys().filter(|key| !is_ours(key)) {
+        add(true, &format!("the annotation {key}"));
+    }
     found
 }
 

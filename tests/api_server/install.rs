@@ -127,7 +127,7 @@ fn the_chart_and_the_kustomization_have_the_same_objects() {
     for (name, object) in chart {
         assert_eq!(object, base[&name], "{name}");
     }
-    let mut chart = by_name(rendered("optional"));
+    let mut chart = by_name(of_every_namespace(rendered("optional")));
     let monitoring =
         "namespace: operator\nresources: [DEPLOY, DEPLOY/users]\ncomponents: [DEPLOY/monitoring, DEPLOY/node-reader]\n";
     for (name, object) in

@@ -379,7 +379,8 @@ async fn a_claim_that_lost_its_labels_is_not_taken_by_another_vm() {
 async fn a_claim_of_a_vm_that_has_run_with_an_earlier_runner_is_never_made_again() {
     let ns = ManagedNamespace::new("x4").await;
     let restored = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "apple-core-disk", "annotations": { VM_ANNOTATION: "apple" } },
         "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "restored", "resources": { "requests": { "storage": "1Gi" } } },
     });
     ns.namespace.apply(&restored.to_string());
@@ -435,7 +436,8 @@ async fn a_vm_whose_restored_disk_is_seen_late_gets_no_empty_one() {
     lagging.proxy.hold_watches(Some("/persistentvolumeclaims?"));
     let claim = |name: &str| {
         json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": { "name": name, "annotations": { VM_ANNOTATION: "apple" } },
             "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "resources": { "requests": { "storage": "1Gi" } } },
         })
     };

@@ -105,11 +105,9 @@ fn needs_restart(vm: &VirtualMachine) -> bool {
     vm.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, conditions::RESTART_REQUIRED))
 }
 
-/// The manager of the tests has its configuration in a file; the commands read the ConfigMap.
 async fn with_config_map(ns: &ManagedNamespace) {
     play_node(&ns.client, NODE).await;
-    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": allowing(SERVICES) } });
-    ns.namespace.create(&map.to_string()).await;
+    ns.configure_commands(SERVICES).await;
 }
 
 #[tokio::test]

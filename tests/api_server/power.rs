@@ -8,7 +8,7 @@ mod whose;
 
 use crate::support::{
     cluster::eventually,
-    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
+    managed_namespace::{LIMIT, ManagedNamespace, SERVICES, condition, vm_manifest},
 };
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
@@ -551,6 +551,7 @@ async fn a_vm_that_stops_says_until_when_and_how_to_force_it() {
 #[tokio::test]
 async fn a_removed_key_of_the_node_selector_is_pending_in_a_running_vm() {
     let ns = ns("pending-atomic").await;
+    ns.configure_commands(SERVICES).await;
     let atomic = |vm: &mut Value| {
         on_node(vm);
         vm["spec"]["nodeSelector"] = json!({ "a": "1", "b": "2" });

@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 use vm_operator::{
     api::{VirtualMachine, conditions},
     cluster::{Cluster, REQUESTS, watch::Children},
-    config::ReconcilerConfig,
+    config::{ReconcilerConfig, allowed::Allowed},
+    object::{REPLACE_CLAIM_ANNOTATION, VM_ANNOTATION},
     observed::Observed,
     plan::{Action, DeleteReason, Plan, plan},
     process::{ErrorChain, slots::Slots},
@@ -254,7 +255,7 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
         Observed::nothing(Timestamp::now()),
         RandomInput { display_password: "secret".into(), ..RandomInput::default() },
     );
-    let config = ReconcilerConfig::default();
+    let config = ReconcilerConfig { allowed: Allowed::everything(), ..ReconcilerConfig::default() };
     let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
     let cluster = Cluster::new(ns.client, children, Slots::new(REQUESTS));
@@ -446,11 +447,11 @@ async fn an_object_with_lifetime_keep_is_not_taken_from_others() {
 #[tokio::test]
 async fn a_claim_that_a_person_made_for_a_disk_is_used() {
     let ns = ManagedNamespace::new("own-claim").await;
-    // Also where something else owns it that has filled it.
+    // Also where something else owns it that has filled it: who may write the claim says so.
     let owner = json!({ "apiVersion": "example.org/v1", "kind": "Importer", "name": "x", "uid": "1b2d6f4e-0000-4000-8000-000000000000" });
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept" }, "ownerReferences": [owner] },
+        "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept", VM_ANNOTATION: "apple" }, "ownerReferences": [owner] },
         "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "5Gi" } }, "storageClassName": "x", "volumeName": "pv" },
     });
     ns.namespace.apply(&claim.to_string());
@@ -460,6 +461,35 @@ async fn a_claim_that_a_person_made_for_a_disk_is_used() {
     assert_eq!(claim.labels()["app.kubernetes.io/instance"], "apple");
     assert_eq!(claim.annotations()["theirs"], "kept");
     assert_eq!(claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0, "5Gi");
+}
+
+/// Who may write VMs alone could choose names that fit any claim.
+#[tokio::test]
+async fn a_claim_of_which_nobody_has_said_for_which_vm_it_is_stays_as_it_is() {
+    let ns = ManagedNamespace::new("claim-of-nobody").await;
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "bank-data-disk", "labels": { "app": "bank" } },
+        "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "resources": { "requests": { "storage": "1Gi" } } },
+    });
+    ns.namespace.apply(&claim.to_string());
+    let claims: Api<PersistentVolumeClaim> = ns.api();
+    let before = claims.get("bank-data-disk").await.unwrap();
+    let named =
+        |vm: &mut Value| vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!("data");
+    ns.create_vm("bank", named).await;
+    let vm = ns.vm_with_reason("bank", "ClaimTaken").await;
+    let message = condition(&vm, "Ready").unwrap().2;
+    assert!(message.contains("was made by somebody, who has not said for which VM"), "{message}");
+    // What a VM says about it does not count.
+    let says =
+        json!({ "metadata": { "annotations": { VM_ANNOTATION: "bank", REPLACE_CLAIM_ANNOTATION: before.uid() } } });
+    ns.patch_vm("bank", says).await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.vm_with_reason("bank", "ClaimTaken").await;
+    let after = claims.get("bank-data-disk").await.unwrap();
+    assert_eq!((after.labels(), after.annotations()), (before.labels(), before.annotations()));
+    assert_eq!(ns.pods().await, ["apple"]);
 }
 
 #[tokio::test]

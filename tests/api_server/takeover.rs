@@ -120,13 +120,16 @@ async fn an_apply_of_the_deployment_leaves_configuration_templates_and_roles_as_
     // Kustomize takes only relative paths. Other tests have VMs that this installation does not allow.
     let folder = tempfile::tempdir().unwrap();
     let up = "/..".repeat(folder.path().canonicalize().unwrap().components().count() - 1);
-    let overlay = format!(
-        "resources: [.{up}{}/deploy]\npatches:\n  - target: {{kind: ValidatingAdmissionPolicyBinding, name: vms.vmoperator.jdrupes.org}}\n    \
-         patch: '[{{op: add, path: /spec/matchResources, value: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {}}}}}}}}}]'\n",
-        env!("CARGO_MANIFEST_DIR"),
-        namespace.name(),
-    );
-    std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
+    let only_here =
+        json!({ "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": namespace.name() } } });
+    let overlay = json!({
+        "resources": [format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"))],
+        "patches": [{
+            "target": { "kind": "ValidatingAdmissionPolicyBinding", "name": "vms.vmoperator.jdrupes.org" },
+            "patch": json!([{ "op": "add", "path": "/spec/matchResources", "value": only_here }]).to_string(),
+        }],
+    });
+    std::fs::write(folder.path().join("kustomization.yaml"), overlay.to_string()).unwrap();
     let deploy = folder.path().to_string_lossy().into_owned();
     for arguments in [
         &["apply", "--kustomize", &deploy][..],
@@ -183,7 +186,7 @@ async fn a_running_vm_keeps_its_pod_its_service_and_a_configuration_that_its_run
     let pod = json!(ns.api::<Pod>().get("a04-cloud").await.unwrap());
     let spec = &pod["spec"];
     assert_eq!(spec["containers"][0]["name"], "a04-cloud");
-    assert_eq!((&spec["hostNetwork"], &spec["serviceAccountName"]), (&json!(true), &json!("vm-runner-legacy")));
+    assert_eq!((&spec["hostNetwork"], &spec["serviceAccountName"]), (&Value::Null, &json!("vm-runner-legacy")));
     let secret = ns.api::<Secret>().get("a04-cloud-cloud-init").await.unwrap().data.unwrap();
     let config: Value = serde_yaml::from_slice(&secret["config.yaml"].0).unwrap();
     assert_eq!(config["/Runner"]["cloudInit"]["userData"]["packages"], json!(["qemu-guest-agent"]));

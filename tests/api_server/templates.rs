@@ -415,18 +415,25 @@ fn commands_on_template_folders_print_what_is_wrong() {
 
 #[tokio::test]
 async fn every_recipe_is_accepted_by_an_api_server() {
+    // What only an administrator sets.
+    let configuration = r#""/Manager": {"/Controller": {"/Reconciler": {templateValues: {
+  allowedNetworks: [blue], allowedDevices: [example.org/gpu], usb: true}}}}"#;
     let ns = ManagedNamespace::with_templates("recipes", &[]).await;
+    ns.manager.change_configuration(configuration);
     for (name, folder) in recipes() {
         ns.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
-        ns
-            .create_vm(&name, |vm| {
-                vm["spec"]["templates"] = json!({ "set": name });
-                // What is nothing without a choice.
-                vm["spec"]["templateValues"] = json!({
-                    "networks": ["blue"], "devices": { "example.org/gpu": "1" }, "usb": true, "import": { "disk": "core", "url": "http://example.org/x" },
-                });
-            })
-            .await;
+        // What is nothing without a choice.
+        let chosen = match name.as_str() {
+            "second-network" => json!({ "networks": ["blue"] }),
+            "gpu-and-usb" => json!({ "devices": { "example.org/gpu": "1" } }),
+            "disk-from-url" => json!({ "import": { "disk": "core", "url": "http://example.org/x" } }),
+            _ => json!({}),
+        };
+        ns.create_vm(&name, |vm| {
+            vm["spec"]["templates"] = json!({ "set": name });
+            vm["spec"]["templateValues"] = chosen.clone();
+        })
+        .await;
     }
     for (name, _) in recipes() {
         let vm = ns.vm_with_reason(&name, "Starting").await;
@@ -506,9 +513,7 @@ async fn a_vm_chooses_a_template_set_and_values() {
 #[tokio::test]
 async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     let ns = ManagedNamespace::with_templates("diff", &[]).await;
-    // The manager of the test has its configuration in a file; the command reads the ConfigMap.
-    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": SERVICES } });
-    ns.namespace.create(&map.to_string()).await;
+    ns.configure_commands(SERVICES).await;
     ns.create_vm("apple", |_| {}).await;
     ns.vm_with_reason("apple", "Starting").await;
     let diff = |arguments: &[&str]| ns.namespace.kubectl_vm(&[&["diff"], arguments].concat());

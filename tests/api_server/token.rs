@@ -267,8 +267,13 @@ async fn a_pods_token_reads_nothing_and_writes_only_its_own_report() {
     for (target, url, name) in &targets {
         let mut codes = Vec::new();
         for (call, verb, content, query, mut body) in calls(name) {
-            if call == "apply" && target.contains("report") {
-                body["metadata"]["name"] = json!(url.trim_end_matches("/status").rsplit('/').next());
+            if target.contains("report") {
+                let report = json!(url.trim_end_matches("/status").rsplit('/').next());
+                match call {
+                    "apply" => body["metadata"]["name"] = report,
+                    "JSON Patch test, true" => body[0]["value"] = report,
+                    _ => {}
+                }
             }
             let (code, answer) = send_as(&client, verb, content, &format!("{url}{query}"), &body).await;
             codes.push(format!("{call} {code}"));

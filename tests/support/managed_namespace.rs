@@ -22,7 +22,7 @@ use vm_operator::api::{VirtualMachine, VmReport, conditions};
 
 use super::{
     cluster::{Cluster, TestNamespace, eventually},
-    manager::{Manager, install_crds},
+    manager::{Manager, allowing, install_crds},
 };
 
 /// How long a test waits for anything. Only a machine that is busy with other things comes near to it; no test asserts a time.
@@ -215,6 +215,15 @@ impl ManagedNamespace {
             words.iter().all(|word| said.contains(word)).then_some(())
         })
         .await;
+    }
+
+    /// The manager of the tests has its configuration in a file; the commands read the ConfigMap that this makes.
+    pub async fn configure_commands(&self, configuration: &str) {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" },
+            "data": { "config.yaml": allowing(configuration) },
+        });
+        self.namespace.create(&map.to_string()).await;
     }
 
     /// Waits for an event about the VM.

@@ -203,7 +203,8 @@ pub(super) async fn bind(ns: &ManagedNamespace, claim: &str, class: Option<&str>
 
 pub(super) fn claim_manifest(class: &str, size: &str) -> Value {
     json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": CLAIM },
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": CLAIM, "annotations": { "vmoperator.jdrupes.org/vm": "apple" } },
         "spec": {
             "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": class,
             "resources": { "requests": { "storage": size } },

@@ -205,7 +205,7 @@ async fn a_vm_that_may_have_been_used_is_given_to_nobody() {
         .unwrap();
     ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], SERVICES);
     let message = scaled(&ns, reasons::NOT_NEW).await;
-    assert!(message.contains(&format!("to have another one made: {former}")), "{message}");
+    assert!(message.contains(&format!("so their disks may be somebody's: {former}")), "{message}");
     patch_status(&ns, &former, json!({ "newDisks": backup.status.as_ref().unwrap().new_disks })).await;
     assert_eq!(&assigned(&ns, "ann").await, other);
     let refused = handle(&ns, Timestamp::now).assign("desk", &user("bob")).await;

@@ -1,7 +1,7 @@
 //! Which Pods and claims are the VM's, whatever somebody does to their names, labels and owners.
 
 use super::*;
-use vm_operator::object::REPLACE_CLAIM_ANNOTATION;
+use vm_operator::object::{REPLACE_CLAIM_ANNOTATION, VM_ANNOTATION};
 
 #[tokio::test]
 async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_person_wants_that() {
@@ -30,7 +30,8 @@ async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_pers
 
     // What has its name is not it: a person must say that.
     let restored = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "apple-core-disk", "annotations": { VM_ANNOTATION: "apple" } },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
     });
     ns.namespace.apply(&restored.to_string());
@@ -86,7 +87,8 @@ async fn a_claim_of_a_class_that_does_not_exist_is_made_again_when_it_is_deleted
     assert_eq!(again.spec.unwrap().storage_class_name.as_deref(), Some("fast"));
 }
 
-/// A claim that lost its labels, or came back from a backup without, is the disk; also one with the name of an earlier release.
+/// A claim that lost its labels, or came back from a backup without, is the disk as soon as somebody says so; also one with the name of an
+/// earlier release. No empty claim takes its place.
 #[tokio::test]
 async fn a_claim_without_labels_is_the_disk_at_the_first_start() {
     let ns = ManagedNamespace::new("unlabelled").await;
@@ -100,12 +102,21 @@ async fn a_claim_without_labels_is_the_disk_at_the_first_start() {
         ns.namespace.apply(&claim.to_string());
     }
     ns.create_vm("apple", |_| ()).await;
+    let claims: Api<PersistentVolumeClaim> = ns.api();
+    for name in ["core-disk-apple-0", "runner-data-apple-0"] {
+        let says = format!("{name} was made by somebody, who has not said for which VM: give the claim the annotation");
+        let is_said = |vm: &VirtualMachine| {
+            condition(vm, "Ready").is_some_and(|ready| ready.1 == "ClaimTaken" && ready.2.contains(&says))
+        };
+        ns.vm_when("apple", "told of the claim", is_said).await;
+        let given = Patch::Merge(json!({ "metadata": { "annotations": { VM_ANNOTATION: "apple" } } }));
+        claims.patch(name, &PatchParams::default(), &given).await.unwrap();
+    }
     let pod = ns.pod_when("apple", "made", |_| true).await;
     let spec = json!(pod.spec.unwrap());
     let volumes = spec["volumes"].to_string();
     assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
     assert!(spec["containers"][0]["volumeDevices"].is_null(), "made for a block device");
-    let claims: Api<PersistentVolumeClaim> = ns.api();
     let claims = claims.list(&Default::default()).await.unwrap().items;
     assert_eq!(claims.len(), 2);
     assert!(claims.iter().all(|claim| claim.labels().contains_key("app.kubernetes.io/instance")), "{claims:?}");

@@ -1,8 +1,12 @@
 //! What a set, a configuration or a text can do to VMs that run: it is refused before it is used, or it is bounded.
 
 use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
 use serde_json::{Value, json};
-use vm_operator::api::VirtualMachine;
+use vm_operator::api::{VirtualMachine, VmReport};
 
 use super::refused;
 use crate::support::{
@@ -23,6 +27,8 @@ async fn running(ns: &ManagedNamespace, name: &str) {
     ns.create_vm(name, |_| {}).await;
     ns.vm_with_reason(name, "Starting").await;
     ns.bind_pod(name, "node-1").await;
+    ns.patch_pod_status(name, json!({ "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{ "ip": "10.0.0.1" }] }))
+        .await;
     ns.report(name, true, "Started").await;
     ns.vm_when(name, "up", |vm| condition(vm, "Ready").is_some_and(|it| it.0 == "True")).await;
 }
@@ -110,9 +116,11 @@ async fn a_vm_that_never_comes_to_rest_is_slowed_and_named() {
     let ns = ManagedNamespace::with_templates("restless", &[]).await;
     running(&ns, "apple").await;
     // Each report changes what the manager writes.
+    let (reports, uid) = (ns.api::<VmReport>(), ns.pod_when("apple", "made", |_| true).await.uid().unwrap());
     let is_named = |vm: &VirtualMachine| condition(vm, "ObjectsReady").is_some_and(|it| it.1 == "Restless");
     for round in 0..600 {
-        ns.report("apple", round % 2 == 0, "Started").await;
+        let cpus = Patch::Merge(json!({ "status": { "cpus": round % 2 + 1 } }));
+        reports.patch_status(&uid, &PatchParams::default(), &cpus).await.unwrap();
         if is_named(&ns.vm_when("apple", "there", |_| true).await) {
             break;
         }

@@ -622,7 +622,11 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     let mut again = container("running", json!({}));
     again["containerStatuses"][0]["lastState"] = json!({ "terminated": killed });
     ns.patch_pod_status("apple", again).await;
-    ns.vm_with_reason("apple", "Starting").await;
+    // What was reported before does not count again. A VM that is new takes many times as long as a reconcile.
+    ns.create_vm("pear", |_| ()).await;
+    ns.vm_with_reason("pear", "Starting").await;
+    let vm = ns.vm_with_reason("apple", "RunnerFailed").await;
+    assert!(is_false(&vm, "Running") && is_false(&vm, "Booted"), "{vm:?}");
     let condition_of = |type_: &str| {
         json!({
             "type": type_, "status": "True", "reason": "Started", "message": "",

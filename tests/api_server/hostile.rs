@@ -247,7 +247,10 @@ fn beyond(pod: &Pod, row: &Row) -> Vec<String> {
         "a label",
     );
     let annotations = pod["metadata"]["annotations"].as_object().unwrap();
-    let is_ours = |key: &str| ["vmoperator.jdrupes.org/", "vmrunner.jdrupes.org/"].iter().any(|it| key.starts_with(it));
+    let is_ours = |key: &str| {
+        let ours = ["vmoperator.jdrupes.org/", "vmrunner.jdrupes.org/", "image.vmoperator.jdrupes.org/"];
+        ours.iter().any(|it| key.starts_with(it))
+    };
     for key in annotations.keys().filter(|key| !is_ours(key)) {
         add(true, &format!("the annotation {key}"));
     }

@@ -66,7 +66,8 @@ async fn patch(client: &Client, ns: &ManagedNamespace, rest: &str, content: &str
 async fn a_legacy_runner_changes_the_power_state_and_the_status_of_its_own_vm_alone() {
     let ns = ManagedNamespace::new("legacy-token").await;
     let role = include_str!("../../deploy/legacy-runner.yaml");
-    let role = role.split("\n---\n").filter(|document| !document.contains("kind: ServiceAccount")).collect::<Vec<_>>();
+    let role =
+        role.split("\n---\n").filter(|document| !document.contains("\nkind: ServiceAccount")).collect::<Vec<_>>();
     ns.namespace.create(&role.join("\n---\n")).await;
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(file.path(), policy(&ns)).unwrap();

@@ -125,7 +125,7 @@ async fn an_apply_of_the_deployment_leaves_configuration_templates_and_roles_as_
     let overlay = json!({
         "resources": [format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"))],
         "patches": [{
-            "target": { "kind": "ValidatingAdmissionPolicyBinding", "name": "vms.vmoperator.jdrupes.org" },
+            "target": { "kind": "ValidatingAdmissionPolicyBinding", "name": "vms.*|vm-runner-legacy.*" },
             "patch": json!([{ "op": "add", "path": "/spec/matchResources", "value": only_here }]).to_string(),
         }],
     });

@@ -424,7 +424,7 @@ pub struct Machine {
     pub powerdown_timeout: u32,
     /// QEMU's CPU model. `host` means the node's CPU with KVM, and the best model that QEMU can emulate with TCG.
     #[serde(default = "host")]
-    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
+    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub cpu_model: String,
     /// `kvm`, `tcg` (emulation), or `auto`: KVM if it works on the node, else TCG.
     #[serde(default)]
@@ -647,7 +647,7 @@ pub struct ClaimMetadata {
 pub struct Cdrom {
     /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. It can be
     /// changed while the VM runs.
-    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
+    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub image: String,
 }
 

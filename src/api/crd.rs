@@ -27,6 +27,9 @@ pub fn crds() -> Vec<(String, Value)> {
         if let Some(schema) = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema") {
             tidy(schema, false);
             excuse_stored(schema);
+            if let Some(spec) = schema.pointer_mut("/properties/spec") {
+                refuse_controls(spec);
+            }
             if let (Some(default), Some(Value::Object(property))) = (status, schema.pointer_mut("/properties/status")) {
                 property.insert("default".into(), default);
             }
@@ -113,6 +116,30 @@ fn tidy(schema: &mut Value, in_list: bool) {
     }
 }
 
+/// What a text may be that nothing else bounds: no control characters but line breaks and tabs.
+const TEXT: &str = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$";
+
+/// Has the API server refuse control characters in all texts. YAML and terminals don't take them as characters.
+fn refuse_controls(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            let is_bound = ["pattern", "enum", "format"].iter().any(|key| map.contains_key(*key));
+            if map.get("type").is_some_and(|type_| type_ == "string") && !is_bound {
+                map.insert("pattern".into(), TEXT.into());
+            }
+            for (key, value) in map {
+                match (key.as_str(), value) {
+                    ("properties", Value::Object(fields)) => fields.values_mut().for_each(refuse_controls),
+                    ("default" | "enum" | "required" | "x-kubernetes-validations", _) => {}
+                    (_, value) => refuse_controls(value),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(refuse_controls),
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Map;
@@ -136,7 +163,7 @@ mod tests {
 
     #[test]
     fn no_default_inside_a_list_and_only_values_of_maps_are_nullable() {
-        let text = json!({ "type": "string", "nullable": true });
+        let text = json!({ "type": "string", "nullable": true, "pattern": TEXT });
         for (name, crd) in crds() {
             let mut checked = 0;
             each(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], false, &mut |schema, in_list| {
@@ -179,6 +206,35 @@ mod tests {
             }
         });
         assert!(checked > 50, "{checked}");
+    }
+
+    #[test]
+    fn no_text_of_a_spec_has_control_characters() {
+        for (name, crd) in crds() {
+            let mut checked = 0;
+            each(
+                &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"],
+                false,
+                &mut |schema, _| {
+                    if schema.get("type").is_some_and(|type_| type_ == "string") {
+                        let pattern = schema.get("pattern").and_then(Value::as_str);
+                        assert!(
+                            pattern.is_some() || ["enum", "format"].iter().any(|key| schema.contains_key(*key)),
+                            "{schema:?}"
+                        );
+                        for text in ["\u{7}", "a\u{1b}[2J", "a\u{7f}", "a\u{80}b", "\u{85}", "\u{9b}", "a\u{9f}"] {
+                            let is_refused = |pattern| !regex::Regex::new(pattern).unwrap().is_match(text);
+                            assert!(pattern.is_none_or(is_refused), "{name}: {text:?} in {schema:?}");
+                        }
+                        checked += 1;
+                    }
+                },
+            );
+            assert!(checked > 0 || name.starts_with("vmreports"), "{name}");
+        }
+        for text in ["", "a b", "level=INFO\n\tx", "größe", "日本", "a\u{a0}b"] {
+            assert!(regex::Regex::new(TEXT).unwrap().is_match(text), "{text:?}");
+        }
     }
 
     #[test]

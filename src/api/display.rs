@@ -19,7 +19,7 @@ pub struct Display {
     pub outputs: u32,
     /// The user that the guest's login agent logs in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
+    #[schemars(length(max = 256), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub logged_in_user: Option<String>,
     /// The display as SPICE.
     #[serde(default)]
@@ -66,14 +66,14 @@ pub struct Spice {
     pub port: u16,
     /// The host in the connection file (`kubectl vm display`). Default: the load balancer's address, or else the Pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
+    #[schemars(length(max = 253), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub server: Option<String>,
     /// Whether the manager creates a display secret with a random password if there is none.
     #[serde(default = "yes")]
     pub generate_secret: bool,
     /// The URL of an HTTP proxy for SPICE viewers, for the connection file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
+    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub proxy_url: Option<String>,
     /// SPICE's `streaming-video`: `off`, `all` or `filter`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

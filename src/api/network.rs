@@ -38,7 +38,7 @@ pub struct TapNetwork {
     pub device: Option<String>,
     /// The bridge. Default: `br0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s]+$"))]
+    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s\x00-\x1f\x7f-\x9f]+$"))]
     pub bridge: Option<String>,
     /// The MAC address. Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -49,7 +49,7 @@ pub(super) fn label_map(_: &mut SchemaGenerator) -> Schema {
 
 /// A text that becomes a part of an option of QEMU.
 pub(super) fn qemu_text(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "maxLength": 253, "pattern": r"^[^\x00-\x1f\x7f\s]*$" })
+    json_schema!({ "type": "string", "maxLength": 253, "pattern": r"^[^\x00-\x1f\x7f-\x9f\s]*$" })
 }
 
 /// An amount of a resource, as a text (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).

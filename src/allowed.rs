@@ -19,6 +19,10 @@
 //! | `volumeClaimTemplate` | `claims.labels`, `claims.annotations`, `claims.dataSources`, `claims.volumeNames`; no unknown field |
 //! | texts for a legacy runner | no characters that mean something to its template, no file of the node |
 //!
+//! A Pod keeps what it was made with until it is replaced: one in the network of its node, or with a privileged runner, stays so when the spec
+//! has no tap or another image any more. So what such a Pod may not have waits for the next start ([`Reach`]), and nothing of it reaches
+//! that Pod.
+//!
 //! Labels of the VM are not refused: its Pod gets those of `podLabels` ([`crate::render`]).
 
 use std::fmt;
@@ -37,6 +41,9 @@ use crate::{
         Allowed, LoadBalancerService, ReconcilerConfig,
         allowed::{Patterns, is_named_like_legacy, repository},
     },
+    observed::{Object, Observed},
+    ownership::origin::Origin,
+    plan::guests::Guests,
     runner_config::paths::IMAGE_REPOSITORY,
 };
 
@@ -150,8 +157,35 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The parts of a VM that are not allowed, in the order of its fields.
-pub fn refusals(vm: &VirtualMachine, config: &ReconcilerConfig) -> Vec<Refusal> {
+/// What the VM's Pod reaches that exists, whatever the spec has become since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// It is in the network of its node.
+    pub is_in_network_of_node: bool,
+    /// Its runner is a legacy one, which runs privileged.
+    pub is_legacy: bool,
+}
+
+impl Reach {
+    /// That of the VM's Pods in which a guest may run. A Pod of the VM-Operator in Java is in the network of its node without a tap, too, and
+    /// keeps the networks that it was started with, so only its runner counts.
+    pub fn of(vm: &VirtualMachine, observed: &Observed) -> Self {
+        let guests = Guests::new(vm, observed);
+        let mut pods = guests.pods.iter().filter(|pod| !pod.has_ended());
+        let reach = |pod: &Object| Self {
+            is_in_network_of_node: pod.spec["hostNetwork"] == true && pod.origin != Origin::Predecessor,
+            is_legacy: pod.has_legacy_runner(),
+        };
+        pods.by_ref().map(|pod| reach(pod)).fold(Self::default(), |all, one| Self {
+            is_in_network_of_node: all.is_in_network_of_node || one.is_in_network_of_node,
+            is_legacy: all.is_legacy || one.is_legacy,
+        })
+    }
+}
+
+/// The parts of a VM that are not allowed, in the order of its fields: by the spec alone, or, with the `reach` of a Pod that exists, by what such
+/// a Pod would make of the spec.
+pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) -> Vec<Refusal> {
     // Of the metadata only labels reach another object, and they are filtered and not refused. The status is the manager's and the runner's.
     let VirtualMachine { metadata: _, spec, status: _ } = vm;
     let VirtualMachineSpec {
@@ -177,9 +211,9 @@ pub fn refusals(vm: &VirtualMachine, config: &ReconcilerConfig) -> Vec<Refusal> 
         invalid: _,
     } = spec;
     let image_name = image.as_ref().and_then(Image::reference);
-    let is_legacy =
-        config.allowed.legacy_runner_images.contain(image_name.clone().unwrap_or_else(|| config.own_image()).as_str());
-    let is_tapped = machine.networks.iter().any(|network| network.tap.is_some());
+    let next_image = image_name.clone().unwrap_or_else(|| config.own_image());
+    let is_legacy = reach.is_legacy || config.allowed.legacy_runner_images.contain(&next_image);
+    let is_tapped = reach.is_in_network_of_node || machine.networks.iter().any(|network| network.tap.is_some());
     let namespace = vm.namespace();
     let mut check = Check { config, allowed: &config.allowed, is_legacy, is_tapped, found: Vec::new() };
     check.image(image_name.as_deref());
@@ -531,8 +565,8 @@ impl Check<'_> {
 
     /// Our runner checks paths and protocols itself. In the network of a node, a URL is opened with the node's addresses.
     fn cd(&mut self, field: &str, image: &str) {
-        if self.is_tapped && image.contains("://") {
-            self.listed(field, Some(image), &self.allowed.networks.cd_urls, List::CdUrls);
+        if self.is_tapped && image.contains("://") && !self.allowed.networks.cd_urls.contain(image) {
+            self.refuse(field, image, Rule::List(List::CdUrls));
         }
         if !self.is_legacy || image.is_empty() {
             return;

@@ -32,7 +32,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, Manage
 use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::{Map, Value, json};
 
-pub use self::reserved::reserved;
+pub use self::reserved::{is_operators_name, reserved};
 use crate::api::{
     VirtualMachine, VirtualMachineStatus, conditions,
     report::{REPORTED_CONDITIONS, REPORTED_FIELDS},

@@ -217,8 +217,14 @@ impl<'a> Planner<'a> {
 
     /// The objects that exist whether or not the VM runs.
     fn permanent_objects(&mut self) {
+        let foreign = self.foreign_claims();
+        let of_foreign = |object: &Rendered| {
+            let text = (!foreign.is_empty() && !object.key.is_claim()).then(|| object.value.to_string());
+            text.is_some_and(|text| foreign.iter().any(|claim| text.contains(claim.as_str())))
+        };
         for object in self.rendered.into_iter().flatten().filter(|object| object.lifetime != Lifetime::Running) {
-            if !self.may_use(object) {
+            // A Job or a snapshot would read somebody else's data.
+            if of_foreign(object) || !self.may_use(object) {
                 self.look_again();
                 continue;
             }
@@ -234,6 +240,17 @@ impl<'a> Planner<'a> {
                 Existing::NotOurs => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
             }
         }
+    }
+
+    /// The claims with names of the VM's disks that are not the VM's.
+    fn foreign_claims(&self) -> Vec<String> {
+        let claims = self.rendered.into_iter().flatten().filter(|object| object.key.is_claim());
+        let is_foreign = |object: &&Rendered| {
+            self.observed
+                .get(&object.key)
+                .is_some_and(|found| matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Foreign(_)))
+        };
+        claims.filter(is_foreign).map(|object| object.key.name.clone()).collect()
     }
 
     /// Whether the object is no claim, or one that the VM has or may take. A claim that a Pod of others writes to is not taken.

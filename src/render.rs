@@ -50,11 +50,11 @@ use std::{
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use crate::{
-    allowed,
+    allowed::{self, Reach},
     api::VirtualMachine,
     claims,
     config::ReconcilerConfig,
-    object::{BELONGS_TO_ANNOTATION, Rendered},
+    object::{BELONGS_TO_ANNOTATION, Rendered, Update},
     observed::Observed,
 };
 
@@ -93,14 +93,26 @@ pub fn render(
     if let Some(invalid) = &vm.spec.invalid {
         return Err(TemplateError::refused("(spec)", &invalid.message));
     }
-    let not_allowed = allowed::refusals(vm, config);
+    let not_allowed = allowed::refusals(vm, Reach::default(), config);
     if let (Some(first), Some(message)) = (not_allowed.first(), allowed::message(&not_allowed)) {
         return Err(TemplateError::not_allowed(&first.field, message));
     }
     // One VM must not end the manager. Nothing that a panic may have left half done is used afterwards.
     let rendered = catch_unwind(AssertUnwindSafe(|| render_valid(vm, observed, config, random, templates)));
-    rendered
-        .unwrap_or_else(|_| Err(TemplateError::refused("(render)", "the rendering panicked; the log has the place")))
+    let rendered = rendered
+        .unwrap_or_else(|_| Err(TemplateError::refused("(render)", "the rendering panicked; the log has the place")));
+    let reach = Reach::of(vm, observed);
+    let waits = reach != Reach::default() && !allowed::refusals(vm, reach, config).is_empty();
+    rendered.map(|objects| if waits { at_next_start(objects) } else { objects })
+}
+
+/// What a Pod reads changes at the VM's next start only: the Pod that exists may not have what the spec wants.
+fn at_next_start(mut objects: Vec<Rendered>) -> Vec<Rendered> {
+    let is_read = |object: &&mut Rendered| ["ConfigMap", "Secret"].contains(&object.key.kind.as_str());
+    for object in objects.iter_mut().filter(is_read).filter(|object| object.update == Update::Live) {
+        object.update = Update::AtStart;
+    }
+    objects
 }
 
 fn render_valid(

@@ -67,6 +67,7 @@ const ALLOWED: &str = r#""/Manager/Controller/Reconciler":
   runnerImages: ["registry.nowhere.invalid/*", "LOCALHOST/*"]
   extendedResources: ["example.org/*"]
   claims: {dataSources: ["PersistentVolumeClaim/*"], volumeNames: ["*"]}
+  templateValues: {import: {images: ["localhost/*"]}}
 "#;
 
 /// The manager's configuration with these lines, and [`ALLOWED`].

@@ -1,7 +1,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::{config::Config, test_support::vm};
+use crate::{
+    config::Config,
+    object::{ObjectKey, Rendered, Update},
+    plan::{Action, plan},
+    render::{RandomInput, TemplateSet, render},
+    test_support::{applied, nothing, vm},
+};
 
 fn config(lists: &str) -> ReconcilerConfig {
     Config::parse(&format!("/Manager:\n  /Controller:\n    /Reconciler: {lists}\n")).unwrap().reconciler
@@ -21,7 +27,7 @@ fn with(spec: &Value) -> VirtualMachine {
 }
 
 fn found(spec: &Value, lists: &str) -> Vec<String> {
-    let refusals = refusals(&with(spec), &config(lists));
+    let refusals = refusals(&with(spec), Reach::default(), &config(lists));
     let list = |rule: &Rule| match rule {
         Rule::List(list) => list.to_string(),
         Rule::Never(_) => "never".to_owned(),
@@ -300,7 +306,7 @@ fn an_unknown_field_of_a_claim_is_refused() {
 #[test]
 fn a_message_names_field_value_and_list() {
     let spec = json!({ "nodeName": "n".repeat(200), "vm": { "networks": [{ "user": {} }, { "tap": {} }] } });
-    let refusals = refusals(&with(&spec), &config("{}"));
+    let refusals = refusals(&with(&spec), Reach::default(), &config("{}"));
     let message = message(&refusals).unwrap();
     assert!(message.contains("spec.vm.networks[1].tap.bridge: \"br0\" is not allowed here; an administrator can add it to networks.bridges in the manager's configuration"), "{message}");
     assert!(
@@ -316,7 +322,7 @@ fn a_message_names_field_value_and_list() {
 fn whoever_may_do_everything_is_refused_only_what_no_list_allows() {
     let everything = ReconcilerConfig { allowed: Allowed::everything(), ..ReconcilerConfig::default() };
     let spec = json!({ "nodeName": "n", "image": { "source": "x/y" }, "vm": { "networks": [{ "tap": {} }], "display": { "spice": { "port": 1 } } } });
-    assert_eq!(refusals(&with(&spec), &everything), []);
+    assert_eq!(refusals(&with(&spec), Reach::default(), &everything), []);
 }
 
 /// What is printed can be pasted, and then nothing is refused.
@@ -335,7 +341,7 @@ fn the_lines_for_some_vms_allow_what_they_have() {
         },
     });
     let configured = config(&format!("{{{before}}}"));
-    let refusals = refusals(&with(&spec), &configured);
+    let refusals = refusals(&with(&spec), Reach::default(), &configured);
     assert_eq!(refusals.len(), 9, "{refusals:?}");
     let lines = lines(&configured.allowed, &extended(&configured.allowed, &refusals));
     assert!(
@@ -346,5 +352,58 @@ fn the_lines_for_some_vms_allow_what_they_have() {
     assert!(!lines.contains("podLabels") && !lines.contains("services"), "{lines}");
     let text = format!("/Manager:\n  /Controller:\n    /Reconciler: {{{before}}}\n{lines}");
     let pasted = Config::parse(&text).unwrap();
-    assert_eq!((pasted.unknown.len(), super::refusals(&with(&spec), &pasted.reconciler)), (0, vec![]), "{text}");
+    assert_eq!(
+        (pasted.unknown.len(), super::refusals(&with(&spec), Reach::default(), &pasted.reconciler)),
+        (0, vec![]),
+        "{text}"
+    );
+}
+
+/// A Pod keeps its network and its rights until it is replaced, whatever becomes of the spec.
+#[test]
+fn what_a_pod_that_exists_may_not_have_waits_for_the_next_start() {
+    let config = allowing_only(&["networks: {bridges: [br0]}", &format!("legacyRunnerImages: [{LEGACY}]")]);
+    let tap = json!({ "vm": { "networks": [{ "tap": {} }] } });
+    let legacy = json!({ "image": { "source": format!("{LEGACY}:4") } });
+    let cd = |image: &str| json!([{ "cdrom": { "image": image } }]);
+    for (what, before, after, waits) in [
+        ("user", &tap, json!({ "vm": { "networks": [{ "user": {} }] } }), true),
+        ("a URL", &tap, json!({ "vm": { "disks": cd("http://127.0.0.1:2379/keys") } }), true),
+        ("a port of the node", &tap, json!({ "vm": { "display": { "spice": { "port": 10250 } } } }), true),
+        ("nothing that reaches further", &tap, json!({ "vm": { "currentCpus": 1 } }), false),
+        ("a device of the node", &legacy, json!({ "vm": { "disks": cd("/dev/sda") } }), true),
+        ("options in a text", &legacy, json!({ "vm": { "cpuModel": "host\", \"-drive" } }), true),
+        ("a plain text", &legacy, json!({ "vm": { "cpuModel": "host" } }), false),
+    ] {
+        let render = |vm: &VirtualMachine, observed: &Observed| {
+            let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
+            render(vm, observed, &config, &random, &TemplateSet::builtin().unwrap()).unwrap()
+        };
+        let on_node = |kind: &str, object: &mut Value| {
+            if kind == "Pod" {
+                object["spec"]["nodeName"] = json!("n1");
+            }
+        };
+        let observed = applied(&render(&with(before), &nothing()), on_node);
+        let vm = with(&after);
+        let plan = plan(&vm, &observed, Some(&render(&vm, &observed)));
+        let of_map = |key: &ObjectKey| ["ConfigMap", "Secret"].contains(&key.kind.as_str());
+        let is_applied = plan
+            .steps
+            .iter()
+            .flatten()
+            .any(|action| matches!(action, Action::Apply { object, uid: Some(_) } if of_map(&object.key)));
+        assert_eq!(is_applied, !waits, "{what}: {:?}", plan.steps);
+        let is_pending = plan.pending.iter().any(|change| change.path.starts_with("objects/ConfigMap/"));
+        assert_eq!(is_pending, waits, "{what}: {:?}", plan.pending);
+        // As soon as that Pod is gone, it counts.
+        let objects = observed.objects.iter().filter(|object| !object.key.is_pod()).cloned().collect();
+        let gone = Observed::of(objects, observed.now);
+        let is_live = |object: &&Rendered| of_map(&object.key) && object.update == Update::Live;
+        assert!(render(&vm, &gone).iter().any(|object| is_live(&object)), "{what}");
+    }
+}
+
+fn allowing_only(lists: &[&str]) -> ReconcilerConfig {
+    config(&format!("{{{}}}", lists.join(", ")))
 }

@@ -30,7 +30,7 @@ use super::{
     vms::{FoundVm, Selection},
 };
 use crate::{
-    allowed::{self, Refusal},
+    allowed::{self, Reach, Refusal},
     api::VmPool,
     config::Config,
     discovery::Resources,
@@ -117,8 +117,11 @@ async fn check(options: &Options) -> Result<Report, Failure> {
     let found = selection.find().await?;
     let (client, namespace) = (&found.cluster.client, &found.cluster.namespace);
     let (change, mut side) = (Change::read(&[], None)?, Side::installed(client, namespace).await?);
-    let needed: Vec<(String, Vec<Refusal>)> =
-        found.vms.iter().map(|found| (found.vm.name_any(), allowed::refusals(&found.vm, &side.config))).collect();
+    let needed: Vec<(String, Vec<Refusal>)> = found
+        .vms
+        .iter()
+        .map(|found| (found.vm.name_any(), allowed::refusals(&found.vm, Reach::default(), &side.config)))
+        .collect();
     let permissions = takeover::permissions(&side.config.allowed, &needed);
     // The rest is what happens when an administrator has allowed that.
     for (_, refusals) in &needed {

@@ -3,6 +3,7 @@
 //! [`crate::allowed`] decides by them about a VM. In all lists `*` stands for any text.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use url::{Position, Url};
 use wildmatch::WildMatch;
 
 /// The ports of displays in the network of a node that need no permission: those that viewers count from.
@@ -39,7 +40,7 @@ pub struct AllowedNetworks {
     /// Bridges of the nodes.
     pub bridges: Patterns,
     /// URLs of CDs for VMs in the network of the node, which they reach with its addresses.
-    pub cd_urls: Patterns,
+    pub cd_urls: Urls,
     /// Ports of displays in the network of the node, beside 5800 to 5999.
     pub display_ports: Ports,
 }
@@ -97,8 +98,107 @@ impl Patterns {
     }
 }
 
-/// The entry that stands for all images.
+/// The entry that stands for all images, or all URLs.
 const ANY: &str = "*";
+
+/// URLs, each with scheme, host and path. In the path `*` stands for any text, and a host that begins with `*.` for those below the rest. `*` alone
+/// is any URL.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
+pub struct Urls(Vec<UrlPattern>);
+
+/// An entry of [`Urls`].
+#[derive(Clone, Debug, PartialEq)]
+enum UrlPattern {
+    Any,
+    Of {
+        text: String,
+        scheme: String,
+        host: String,
+        /// Only hosts below `host`.
+        is_below: bool,
+        port: Option<u16>,
+        /// Of path and query.
+        path: WildMatch,
+    },
+}
+
+impl UrlPattern {
+    /// `None`: the text does not name scheme, host and path. A wildcard over the whole text would also match another host.
+    fn parse(text: &str) -> Option<Self> {
+        if text == ANY {
+            return Some(Self::Any);
+        }
+        let (scheme, rest) = text.split_once("://")?;
+        let (host, path) = rest.split_once('/')?;
+        let (is_below, host) = host.strip_prefix("*.").map_or((false, host), |rest| (true, rest));
+        let url = plain_url(&format!("{scheme}://{host}/")).filter(|_| !host.contains(['*', '?']))?;
+        Some(Self::Of {
+            text: text.to_owned(),
+            scheme: url.scheme().to_owned(),
+            host: url.host_str()?.to_owned(),
+            is_below,
+            port: url.port_or_known_default(),
+            path: WildMatch::new(&format!("/{path}")),
+        })
+    }
+
+    fn matches(&self, url: &Url) -> bool {
+        let Self::Of { text: _, scheme, host, is_below, port, path } = self else { return true };
+        let is_host = url.host_str().is_some_and(|found| {
+            if *is_below {
+                found.strip_suffix(host.as_str()).is_some_and(|rest| rest.ends_with('.'))
+            } else {
+                found == host
+            }
+        });
+        is_host
+            && url.scheme() == scheme
+            && url.port_or_known_default() == *port
+            && path.matches(&url[Position::BeforePath..])
+    }
+}
+
+/// A URL that all programs read alike: one without a user, a fragment, spaces and backslashes.
+fn plain_url(text: &str) -> Option<Url> {
+    let is_odd = |c: char| c.is_whitespace() || c.is_control() || ['\\', '#'].contains(&c);
+    let url = Url::parse(text).ok().filter(|_| !text.contains(is_odd))?;
+    (url.username().is_empty() && url.password().is_none()).then_some(url)
+}
+
+impl TryFrom<Vec<String>> for Urls {
+    type Error = String;
+
+    fn try_from(entries: Vec<String>) -> Result<Self, String> {
+        let parsed = |entry: &String| {
+            UrlPattern::parse(entry).ok_or_else(|| {
+                format!(
+                    "{entry:?} does not name scheme, host and path, such as https://cdimage.example.org/*: a wildcard may be in the path, or be the \
+                     first name of the host (https://*.example.org/*)"
+                )
+            })
+        };
+        entries.iter().map(parsed).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl From<Urls> for Vec<String> {
+    fn from(Urls(patterns): Urls) -> Self {
+        let text = |pattern| match pattern {
+            UrlPattern::Any => ANY.to_owned(),
+            UrlPattern::Of { text, .. } => text,
+        };
+        patterns.into_iter().map(text).collect()
+    }
+}
+
+impl Urls {
+    /// Whether the list contains the URL.
+    pub fn contain(&self, text: &str) -> bool {
+        let url = plain_url(text);
+        self.0.iter().any(|pattern| *pattern == UrlPattern::Any || url.as_ref().is_some_and(|url| pattern.matches(url)))
+    }
+}
 
 /// Container images, each as its registry and path, without tag and digest; `*` stands for any text, but not in the registry.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -211,7 +311,11 @@ impl Allowed {
     pub fn everything() -> Self {
         let any = || Patterns::from(vec!["*".to_owned()]);
         Self {
-            networks: AllowedNetworks { bridges: any(), cd_urls: any(), display_ports: Ports(vec![(0, u16::MAX)]) },
+            networks: AllowedNetworks {
+                bridges: any(),
+                cd_urls: Urls(vec![UrlPattern::Any]),
+                display_ports: Ports(vec![(0, u16::MAX)]),
+            },
             runner_images: Images(any()),
             legacy_runner_images: Images::default(),
             node_names: any(),

@@ -212,3 +212,46 @@ fn what_is_handed_to_other_processes_is_read_there() {
     let file = "{\"/Manager\": {\"/Controller\": {\"/Reconciler\": {runnerImages: ['*']}}}}";
     assert!(Config::parse(file).is_err());
 }
+
+#[test]
+fn a_list_of_urls_names_hosts_and_contains_no_others() {
+    use super::allowed::Urls;
+    let list = |entries: &[&str]| Urls::try_from(entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>());
+    for wrong in
+        ["http://*/x", "http://mirror.example.com*", "*.example.org/x", "https://a.*.org/*", "https://u@a.org/*", "a*"]
+    {
+        assert!(list(&[wrong]).is_err(), "{wrong}");
+    }
+    let below =
+        list(&["http://*.example.org/*", "https://cd.example.com:8443/isos/*.iso", "https://one.example.com/a.iso"])
+            .unwrap();
+    for url in [
+        "http://a.example.org/x.iso",
+        "http://a.b.example.org:80/x?y=1",
+        "HTTP://A.Example.org/x",
+        "https://cd.example.com:8443/isos/debian.iso",
+        "https://one.example.com/a.iso",
+    ] {
+        assert!(below.contain(url), "{url}");
+    }
+    for url in [
+        "http://127.0.0.1:2379/x.example.org/y",
+        "http://example.org/x",
+        "http://a.example.org:8080/x",
+        "http://a.example.org@127.0.0.1/x",
+        "http://evil@a.example.org/x",
+        "http://127.0.0.1:10255#.example.org/",
+        "http://127.0.0.1\\.example.org/",
+        "http://a.example.org.evil.net/x",
+        "http://badexample.org/x",
+        "https://a.example.org/x",
+        "https://cd.example.com:8443/isos/../secret.iso",
+        "https://cd.example.com:8443/isos/%2e%2e/secret.iso",
+        "https://one.example.com/a.iso2",
+        "nbd://a.example.org/x",
+        "no url",
+    ] {
+        assert!(!below.contain(url), "{url}");
+    }
+    assert!(list(&["*"]).unwrap().contain("http://127.0.0.1:2379/x"));
+}

@@ -9,6 +9,12 @@ use crate::{
     object::{COMPONENT_LABEL, DISPLAY_SECRET, MANAGED_BY, SET_LABEL},
 };
 
+/// Whether an object of that name is the operator's: the manager, the web interface and the template sets have such names, where they share the
+/// namespace of the VMs.
+pub fn is_operators_name(name: &str) -> bool {
+    name.strip_prefix(MANAGED_BY).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '.']))
+}
+
 /// Why an object is the operator's own and no data for a guest. None of the facts can be taken away by who may only set labels; those that anybody
 /// can set only refuse more.
 pub fn reserved(metadata: &ObjectMeta) -> Option<&'static str> {
@@ -21,7 +27,7 @@ pub fn reserved(metadata: &ObjectMeta) -> Option<&'static str> {
         manager != COMMAND_MANAGER && (manager == OBJECT_MANAGER || manager.starts_with("vm-operator-"))
     });
     let label = |label: &str| metadata.labels.as_ref().and_then(|labels| labels.get(label));
-    if name == MANAGED_BY || name.starts_with("vm-operator-") {
+    if is_operators_name(name) {
         Some("its name is one of the manager's and the web interface's own objects")
     } else if metadata.owner_references.iter().flatten().any(is_owned) {
         Some("it belongs to a VM or a pool")

@@ -16,7 +16,7 @@ use minijinja::{
 use sha2::{Digest as _, Sha256};
 
 use super::output::digest;
-use crate::user_data::Kind;
+use crate::{config::allowed::repository, user_data::Kind};
 
 /// The documentation of a filter or function.
 pub struct Function {
@@ -90,12 +90,19 @@ pub const TABLE: &[Function] = &[
         r##"multipart([{"content": "#!/bin/sh\necho"}]) is startingwith("Content-Type: multipart/mixed")"##,
         "true",
     ),
+    row(
+        "text | image_repository",
+        "the image of a reference, with its registry and without tag and digest: what a list of images has",
+        r#""registry.example.org:5000/team/disk:1.2" | image_repository"#,
+        r#""registry.example.org:5000/team/disk""#,
+    ),
     row("fail(message)", "ends the rendering with that error", r#""small" or fail("a size is needed")"#, r#""small""#),
 ];
 
 /// Adds all filters and functions.
 pub fn add(environment: &mut Environment<'_>) {
     environment.add_filter("quantity", quantity);
+    environment.add_filter("image_repository", |reference: &str| repository(reference).to_owned());
     environment.add_filter("as_quantity", as_quantity);
     environment.add_filter("digest", |text: Value| written(&text).map(|text| digest(&text)));
     environment.add_filter("mac", mac);

@@ -12,9 +12,10 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        CONFIG_MAP, HASH_ANNOTATION, HISTORY_MAP, IN_FORCE_MAP, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered,
-        TEMPLATES_MAP, UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
+        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
+        VERSION_ANNOTATION, labels,
     },
+    ownership::is_operators_name,
 };
 
 /// The fields of `metadata` that no template may set.
@@ -27,12 +28,6 @@ pub(super) struct Scope<'a> {
     labels: BTreeMap<String, String>,
     owner: Option<OwnerReference>,
     kinds: &'a Kinds,
-}
-
-/// Whether the manager reads a ConfigMap of that name as its configuration or its templates, if it is in its namespace. Who writes VMs must
-/// not write that: by default a VM's ConfigMap has the VM's name.
-fn is_managers(name: &str) -> bool {
-    name == CONFIG_MAP || name == TEMPLATES_MAP || name.starts_with(IN_FORCE_MAP) || name.starts_with(HISTORY_MAP)
 }
 
 impl<'a> Scope<'a> {
@@ -55,8 +50,9 @@ impl<'a> Scope<'a> {
         {
             return Err(OutputError::at(namespace, format!("{key} is in another namespace ({namespace}) than the VM")));
         }
-        if key.kind == "ConfigMap" && is_managers(&key.name) {
-            let message = format!("{key} has the name of a ConfigMap of the manager: give the VM another name");
+        // Who writes VMs must not write these: by default a VM's ConfigMap and Service have the VM's name.
+        if is_operators_name(&key.name) {
+            let message = format!("{key} has the name of an object of the operator: give the VM another name");
             return Err(OutputError::at(key.name.clone(), message));
         }
         if let Some(field) = RESERVED_METADATA.into_iter().find(|field| value["metadata"].get(field).is_some()) {
@@ -324,11 +320,19 @@ mod tests {
         insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" occurs twice"#);
         insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
-        for name in ["vm-operator", "vm-operator-templates", "vm-operator-in-force-desktop", "vm-operator-history.1234"]
-        {
-            let error = one(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n")).unwrap_err();
-            assert!(error.to_string().contains("has the name of a ConfigMap of the manager"), "{error}");
+        for (kind, name) in [
+            ("ConfigMap", "vm-operator"),
+            ("ConfigMap", "vm-operator-templates"),
+            ("ConfigMap", "vm-operator-templates-gpu"),
+            ("ConfigMap", "vm-operator-in-force-desktop"),
+            ("ConfigMap", "vm-operator-history.1234"),
+            ("Service", "vm-operator-web"),
+            ("Secret", "vm-operator-web"),
+        ] {
+            let error = one(&format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: {name}}}\n")).unwrap_err();
+            assert!(error.to_string().contains("has the name of an object of the operator"), "{error}");
         }
+        assert!(one("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: vm-operators}\n").is_ok());
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the VM");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which only the operator may set");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);

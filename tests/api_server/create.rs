@@ -26,6 +26,7 @@ const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIabc ann@desk";
 pub async fn ns(test: &str) -> ManagedNamespace {
     let pod = include_str!("../../example/sets/import-disk/pod.yaml.j2");
     let values = include_str!("../../example/sets/import-disk/values.yaml");
+    let values = &values.replace("images: []", "images: [localhost/*, quay.io/containerdisks/*]");
     let schema = include_str!("../../example/sets/import-disk/values.schema.json");
     let files = [
         ("sets/import-disk/pod.yaml.j2", pod),

@@ -147,3 +147,34 @@ fn an_empty_claim_never_takes_the_place_of_a_lost_one() {
         short(&replaced)
     );
 }
+
+/// A CronJob that copies a disk must not copy somebody else's.
+#[test]
+fn nothing_is_made_that_names_a_claim_which_is_not_the_vms() {
+    let vm = vm(|_| ());
+    let mut objects = rendered(&vm, &nothing());
+    let mut job = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
+    (job.key.api_version, job.key.kind, job.key.name) = ("batch/v1".into(), "CronJob".into(), "backup".into());
+    job.value = json!({ "apiVersion": "batch/v1", "kind": "CronJob", "metadata": { "name": "backup" },
+        "spec": { "args": ["snapshot of apple-core-disk"] } })
+    .into();
+    objects.push(job);
+    for (is_foreign, expected) in [(true, false), (false, true)] {
+        let observed = applied(&objects, |kind, object| {
+            if kind == "PersistentVolumeClaim" && object["metadata"]["name"] == "apple-core-disk" && is_foreign {
+                object["metadata"]["annotations"] = json!({});
+                object["metadata"]["labels"] = json!({ "app": "bank" });
+            }
+        });
+        let without = |kinds: &[&str]| {
+            let is_kept = |object: &&std::sync::Arc<Object>| !kinds.contains(&object.key.kind.as_str());
+            Observed::of(observed.objects.iter().filter(is_kept).cloned().collect(), observed.now)
+        };
+        let made = decide_with(&vm, &without(&["CronJob", "Pod"]), &objects);
+        assert_eq!(made.iter().any(|action| action.contains("make CronJob backup")), expected, "{made:?}");
+    }
+}
+
+fn decide_with(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered]) -> Vec<String> {
+    short(&plan(vm, observed, Some(rendered)))
+}

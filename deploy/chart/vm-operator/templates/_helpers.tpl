@@ -55,6 +55,22 @@ app.kubernetes.io/name: vm-node-devices
 [{{ join ", " $patterns }}]
 {{- end }}
 
+{{/* URLs as a list of regular expressions in CEL: `*` is any text in the path, and names at the beginning of a host. */}}
+{{- define "vm-operator.urlPatterns" -}}
+{{- $patterns := list }}
+{{- range . }}
+{{- $parts := splitn "/" 4 . }}
+{{- if eq . "*" }}{{ $patterns = append $patterns "r'^.*$'" }}
+{{- else if or (not $parts._3 | and (lt (len $parts) 4)) (contains "*" (trimPrefix "*." $parts._2)) (contains "?" $parts._2) }}{{ fail (printf "config.networks.cdUrls: %s does not name scheme, host and path, such as https://cdimage.example.org/*" .) }}
+{{- else }}
+{{- $host := regexQuoteMeta (trimPrefix "*." $parts._2) }}
+{{- if hasPrefix "*." $parts._2 }}{{ $host = printf "([^/@#?:]+[.])%s" $host }}{{ end }}
+{{- $patterns = append $patterns (printf "r'^%s//%s/%s$'" (regexQuoteMeta $parts._0) $host (include "vm-operator.pattern" $parts._3)) }}
+{{- end }}
+{{- end -}}
+[{{ join ", " $patterns }}]
+{{- end }}
+
 {{/* A text with `*` and `?` as a regular expression. */}}
 {{- define "vm-operator.pattern" -}}
 {{ regexQuoteMeta . | replace "\\*" ".*" | replace "\\?" "." | replace "'" "." }}

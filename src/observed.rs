@@ -22,6 +22,7 @@ use crate::{
     },
 };
 
+pub mod vms_pod;
 pub mod whose;
 
 /// The objects of one VM at one moment.
@@ -38,7 +39,7 @@ pub struct Observed {
     /// By the UIDs of claims: the other VM to which each belongs. Those of this VM are not among them.
     #[serde(default)]
     pub claimants: BTreeMap<String, Claimant>,
-    /// What runners report of the VM: objects of the kind VmReport that the VM owns or owned.
+    /// What runners report: the objects of the kind VmReport that may be about the VM. Those of other VMs' Pods that exist are not among them.
     #[serde(default)]
     pub reports: Vec<Arc<Object>>,
     /// The time.

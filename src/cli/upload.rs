@@ -45,6 +45,7 @@ use crate::{
     explain::upload::{IMPORT_CONTAINER, awaited},
     files::FileError,
     object::INSTANCE_LABEL,
+    observed::vms_pod::is_vms_pod,
     process::{RepeatFilter, shell::shell_word},
 };
 
@@ -172,11 +173,10 @@ pub(super) async fn send(
         }
     };
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
-    let uid = found.uid().unwrap_or_default();
     let again = command(vm.name(), vm.namespace(), file);
     let (mut before, mut breaks, mut sending, mut said) = (None, 0, None::<Seen>, RepeatFilter::default());
     loop {
-        let state = container(vm, &uid, sending.as_ref(), |seen| seen.import != Import::Waits);
+        let state = container(vm, &found, sending.as_ref(), |seen| seen.import != Import::Waits);
         let state = match limit {
             Some(limit) => tokio::time::timeout(limit, state).await.map_err(|_| Failure::Command {
                 lines: vec![format!("{who}: its Pod does not wait for the file yet")],
@@ -213,7 +213,7 @@ pub(super) async fn send(
             // Another Pod knows nothing of the file.
             let is_other = |seen: &Seen| sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid);
             let has_ended = |seen: &Seen| matches!(seen.import, Import::Done | Import::Failed(_)) || is_other(seen);
-            match container(vm, &uid, sending.as_ref(), has_ended).await?.import {
+            match container(vm, &found, sending.as_ref(), has_ended).await?.import {
                 Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
                 Import::Done => return Ok(Sent::All),
                 Import::Waits | Import::Runs => {
@@ -291,16 +291,16 @@ struct Seen {
     pod_uid: String,
 }
 
-/// Whether a Pod with the VM's name in its label is that of this VM, and stays. An earlier VM of the name may have filled its disk, and another
-/// program may use the label too.
-fn is_of(pod: &Pod, uid: &str) -> bool {
-    pod.metadata.deletion_timestamp.is_none() && pod.owner_references().iter().any(|owner| owner.uid == uid)
+/// Whether a Pod with the VM's name in its label is that of this VM, and stays. An earlier VM of the name may have filled its disk, another program
+/// may use the label too, and a person may have copied the Pod.
+fn is_of(pod: &Pod, vm: &VirtualMachine) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && is_vms_pod(vm, pod)
 }
 
-/// Waits until the container of the VM with that UID is as it should be. `before`: how it was when somebody began to send.
+/// Waits until the container of the VM, as it was `found`, is as it should be. `before`: how it was when somebody began to send.
 async fn container(
     vm: &VmHandle,
-    uid: &str,
+    found: &VirtualMachine,
     before: Option<&Seen>,
     is_wanted: impl Fn(&Seen) -> bool,
 ) -> Result<Seen, Failure> {
@@ -310,7 +310,7 @@ async fn container(
     let mut said = RepeatFilter::default();
     loop {
         match pods.try_next().await {
-            Ok(Some(pod)) if is_of(&pod, uid) => {
+            Ok(Some(pod)) if is_of(&pod, found) => {
                 let pod_uid = pod.uid().unwrap_or_default();
                 // The container of another Pod begins to count anew.
                 let before = before.filter(|former| former.pod_uid == pod_uid).map(|former| former.restarts);
@@ -476,18 +476,24 @@ mod tests {
 
     #[test]
     fn only_the_pod_of_this_vm_counts() {
-        let owned = |kind: &str, uid: &str| json!([{ "apiVersion": "v1", "kind": kind, "name": "web", "uid": uid }]);
-        for (owners, is_going, expected) in [
-            (owned("VirtualMachine", "vm-2"), false, true),
-            (owned("VirtualMachine", "vm-2"), true, false),
-            (owned("VirtualMachine", "vm-1"), false, false),
-            (owned("ReplicaSet", "rs"), false, false),
-            (json!([]), false, false),
+        let owned = |kind: &str, uid: &str| json!([{ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": kind, "name": "web", "uid": uid }]);
+        let vm = crate::test_support::vm(|vm| {
+            vm["metadata"]["name"] = json!("web");
+            vm["metadata"]["uid"] = json!("vm-2");
+        });
+        for (name, owners, is_going, expected) in [
+            ("web", owned("VirtualMachine", "vm-2"), false, true),
+            ("web", owned("VirtualMachine", "vm-2"), true, false),
+            ("web", owned("VirtualMachine", "vm-1"), false, false),
+            ("web", owned("ReplicaSet", "rs"), false, false),
+            ("web", json!([]), false, false),
+            // A copy.
+            ("web-debug", owned("VirtualMachine", "vm-2"), false, false),
         ] {
             let time = is_going.then_some("2026-01-01T00:00:00Z");
-            let metadata = json!({ "name": "web", "ownerReferences": owners, "deletionTimestamp": time });
+            let metadata = json!({ "name": name, "ownerReferences": owners, "deletionTimestamp": time });
             let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
-            assert_eq!(is_of(&pod, "vm-2"), expected, "{metadata}");
+            assert_eq!(is_of(&pod, &vm), expected, "{metadata}");
         }
     }
 

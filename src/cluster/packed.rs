@@ -382,7 +382,7 @@ pub type VmName = (Box<str>, Box<str>);
 
 /// A received object, and the VM to which it belongs.
 pub struct Arrived {
-    /// The VM. The name is empty for a claim that names no VM, and for a Pod that names none but mounts claims.
+    /// The VM. The name is empty for a claim or a report that names no VM, and for a Pod that names none but mounts claims.
     pub vm: Option<VmName>,
     /// The object.
     pub object: Packed,
@@ -402,7 +402,8 @@ impl<const META: bool> Sent<META> {
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
         let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
         let origin = origin(metadata.managed_fields.iter().map(Fields::entry));
-        let vm = vm_of(&metadata, &key, origin).or_else(|| (!claims.is_empty() || key.is_claim()).then(String::new));
+        let is_kept = !claims.is_empty() || key.is_claim() || key.is_report();
+        let vm = vm_of(&metadata, &key, origin).or_else(|| is_kept.then(String::new));
         let vm = vm.map(|vm| (metadata.namespace.as_str().into(), vm.into()));
         let maker = maker(&metadata.owner_references);
         let owner_vm = owning_vm(&metadata.owner_references).map(str::to_owned);

@@ -5,7 +5,8 @@
 //! 1. A reconcile names the kinds of objects that it needs ([`Children::watch`]) and waits until they are listed. Which kinds there
 //!    are is not known in advance: the first VM that needs a kind starts its list and watch, for the objects of all VMs.
 //! 2. Each object that is listed, or changes, is packed and put in the cache under its VM, which is triggered: its owner, or else the one in its
-//!    annotation `vmoperator.jdrupes.org/vm` or label `app.kubernetes.io/instance`. A Pod that names none but mounts a claim is kept, too.
+//!    annotation `vmoperator.jdrupes.org/vm` or label `app.kubernetes.io/instance`. A Pod that names none but mounts a claim is kept, too, and
+//!    so is each report, which is found by its name, the UID of its Pod, wherever it is kept.
 //! 3. What the API server answers to a write of ours is put in the cache at once.
 //! 4. When a list is complete, the objects of its kind that it does not show are removed from the cache.
 //!
@@ -93,6 +94,8 @@ pub struct Children {
     /// The Pods that mount a claim and can write to it, by the claim's namespace and name: the VM under which the cache has the Pod, and its
     /// UID.
     mounts: Mutex<HashMap<ClaimName, Vec<PodName>>>,
+    /// The reports of runners, by their namespace and name: the VM under which the cache has each, and its UID.
+    reports: Mutex<HashMap<ReportName, (VmName, Box<str>)>>,
     /// Hashes of the UIDs of all cached objects. A new object need not be searched under other VMs.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
@@ -193,6 +196,7 @@ impl Children {
             kinds: Mutex::default(),
             lists: Mutex::default(),
             mounts: Mutex::default(),
+            reports: Mutex::default(),
             uids: Mutex::default(),
             hasher: RandomState::new(),
             vms: OnceLock::new(),
@@ -233,6 +237,11 @@ impl Children {
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
         found.extend(self.lost_pods(vm, &found));
         found.extend(self.lost_claims(vm, &found));
+        found.extend(self.lost_reports(vm, &found));
+        let pods: HashSet<String> =
+            found.iter().filter(|object| object.key.is_pod()).map(|pod| pod.uid.clone()).collect();
+        // What is about a Pod that exists is no matter of a VM that does not have this Pod.
+        found.retain(|it| !it.key.is_report() || pods.contains(&it.key.name) || !self.has_object(&it.key.name));
         let claims = found.iter().filter(|object| object.key.is_claim());
         let claimants = claims.filter_map(|claim| Some((claim.uid.clone(), self.claimant(vm, claim)?))).collect();
         Observed { claimants, ..Observed::of(found.into_iter().map(Arc::new).collect(), now) }
@@ -370,6 +379,9 @@ impl Children {
 
     fn put(&self, vm: &VmName, objects: &mut Vec<Packed>, object: Packed) {
         self.note_mounts(vm, &object);
+        if object.key.is_report() {
+            lock(&self.reports).insert(report_name(vm, &object.key), (vm.clone(), object.uid.clone()));
+        }
         let mut uids = lock(&self.uids);
         uids.insert(self.hasher.hash_one(&object.uid));
         match objects.iter_mut().find(|known| known.key == object.key) {
@@ -405,6 +417,14 @@ impl Children {
             if pods.is_empty() {
                 mounts.remove(&claim);
             }
+        }
+    }
+
+    fn forget_report(&self, vm: &VmName, report: &Packed) {
+        let mut reports = lock(&self.reports);
+        let name = report_name(vm, &report.key);
+        if reports.get(&name).is_some_and(|(place, uid)| place == vm && *uid == report.uid) {
+            reports.remove(&name);
         }
     }
 
@@ -596,12 +616,13 @@ impl Children {
                 // It may have been taken for gone.
                 lock(&self.gone).retain(|gone| *gone != object.uid);
             }
-            let claims = object.claims.clone();
+            let (key, claims) = (object.key.clone(), object.claims.clone());
             self.put(&vm, objects, object);
             if same {
                 return;
             }
-            self.users_of(&all, &vm, &claims)
+            let users = self.users_of(&all, &vm, &claims).into_iter();
+            users.chain(self.reporter_of(&all, &vm, &key)).collect::<Vec<_>>()
         };
         self.trigger(&vm);
         users.iter().for_each(|user| self.trigger(user));
@@ -620,6 +641,16 @@ impl Children {
             .filter(|(_, of_vm)| foreign.iter().any(|claim| has(of_vm, claim)))
             .map(|(place, _)| place.clone())
             .collect()
+    }
+
+    /// The other VM that has the Pod which a report is about, if the report is kept under a VM that does not: somebody has changed its owner.
+    fn reporter_of(&self, objects: &HashMap<VmName, Vec<Packed>>, vm: &VmName, report: &ObjectKey) -> Option<VmName> {
+        let has_pod = |of_vm: &[Packed]| of_vm.iter().any(|it| it.key.is_pod() && *it.uid == *report.name);
+        let is_own = || objects.get(vm).is_some_and(|of_vm| has_pod(of_vm));
+        if !report.is_report() || is_own() || !self.has_object(&report.name) {
+            return None;
+        }
+        objects.iter().find(|(place, of_vm)| place.0 == vm.0 && has_pod(of_vm)).map(|(place, _)| place.clone())
     }
 
     fn remove(&self, vm: &VmName, uid: Box<str>) {
@@ -647,19 +678,23 @@ impl Children {
             if dropped.is_empty() {
                 return;
             }
-            dropped.iter().for_each(|object| self.forget_mounts(vm, object));
+            for object in &dropped {
+                self.forget_mounts(vm, object);
+                self.forget_report(vm, object);
+            }
             lock(&self.uids).remove(&self.hasher.hash_one(uid));
             if of_vm.is_empty() {
                 objects.remove(vm);
             }
-            dropped.iter().flat_map(|object| self.users_of(&objects, vm, &object.claims)).collect::<Vec<_>>()
+            let users = dropped.iter().flat_map(|object| self.users_of(&objects, vm, &object.claims));
+            users.chain(dropped.iter().filter_map(|it| self.reporter_of(&objects, vm, &it.key))).collect::<Vec<_>>()
         };
         self.trigger(vm);
         users.iter().for_each(|user| self.trigger(user));
     }
 
     fn trigger(&self, (namespace, vm): &VmName) {
-        // A Pod or a claim of no VM.
+        // A Pod, a claim or a report of no VM.
         if vm.is_empty() {
             return;
         }
@@ -673,7 +708,14 @@ fn place_of(vm: &VirtualMachine) -> VmName {
     (vm.namespace().unwrap_or_default().into(), vm.name_any().into())
 }
 
-/// The place of Pods and claims that name no VM.
+/// A report's namespace and name.
+type ReportName = (Box<str>, Box<str>);
+
+fn report_name((namespace, _): &VmName, report: &ObjectKey) -> ReportName {
+    (namespace.clone(), report.name.as_str().into())
+}
+
+/// The place of Pods, claims and reports that name no VM.
 fn nobody(namespace: &str) -> VmName {
     (namespace.into(), "".into())
 }
@@ -710,7 +752,7 @@ fn is_whole(kind: &TypeMeta) -> bool {
 }
 
 /// Whether only the objects with the labels of a VM are watched. Of Pods, StatefulSets and claims all are: a Pod that has lost its labels
-/// may still run a guest, any Pod may mount a claim of a VM, and a backup may bring a claim back without labels.
+/// may still run a guest, any Pod may mount a claim of a VM, a backup may bring a claim back without labels, and a report is found by its name.
 fn needs_labels(kind: &TypeMeta) -> bool {
     !is_whole(kind) && *kind != stateful_sets()
 }

@@ -300,7 +300,8 @@ impl Reconciler {
         if !written? {
             self.write_stopped(&vm, &plan).await?;
         }
-        if has_reports && !status_differs(&stored, &wanted) {
+        // A report is left only if its Pod is known not to exist.
+        if has_reports && self.cluster.children.knows(&pods()) && !status_differs(&stored, &wanted) {
             self.take_over(&stored, &view.observed).await?;
         }
 

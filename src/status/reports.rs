@@ -7,7 +7,14 @@
 //! | is of a legacy runner | | the status |
 //! | does not exist | the newest one says something | that |
 //!
-//! A report belongs to a Pod by its name, which is the Pod's UID, and to a VM by its owner. Which Pods are the VM's decides [`Guests`].
+//! A report is about the Pod whose UID is its name, whatever owner and labels it has, and which Pods are the VM's decides [`Guests`]. When the Pod
+//! does not exist any more, a report is about the VM only if
+//!
+//! - the status of the VM names the Pod, and no other program made the report; or
+//! - the manager made it for the VM: `managedFields` prove that the manager made it and gave it the VM's name in its spec, and its owner is the VM,
+//!   or nothing: the deletion of a VM with `--cascade=orphan` leaves reports without an owner.
+//!
+//! Only what the manager made is deleted.
 //!
 //! The report that counts is folded into the status from which everything is decided ([`fold`]), and [`super::status`] writes it. While the
 //! API server has no definition of reports, there are none, and runners write the status as in earlier releases.
@@ -18,7 +25,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, VmReportStatus},
     object::{self, ObjectKey, reports},
-    observed::{Object, Observed},
+    observed::{Object, Observed, whose::is_named_by},
     ownership::{self, origin::Origin},
     plan::{Plan, guests::Guests},
 };
@@ -61,29 +68,38 @@ pub fn fold(vm: &VirtualMachine, observed: &Observed) -> Option<VirtualMachine> 
 }
 
 fn counting<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<(&'a Object, VmReportStatus)> {
-    let mut own: Vec<&Object> = own(vm, observed).collect();
-    own.sort_by_key(|report| std::cmp::Reverse((report.created, report.version)));
-    let with_words = |report: &&'a Object| Some((*report, said(report)?));
     let guests = Guests::new(vm, observed);
-    let Some(pod) = guests.pod() else { return own.first().and_then(with_words) };
+    let with_words = |report: &'a Object| Some((report, said(report)?));
+    let mut about: Vec<&Object> = observed.reports.iter().map(AsRef::as_ref).collect();
+    about.retain(|report| {
+        let is_left = is_without_pod(report, observed) && is_about(report, vm);
+        is_left || guests.pods.iter().any(|pod| pod.uid == report.key.name)
+    });
+    about.sort_by_key(|report| std::cmp::Reverse((report.created, report.version)));
+    let Some(pod) = guests.pod() else { return about.first().and_then(|report| with_words(report)) };
     if pod.has_legacy_runner() {
         return None;
     }
-    let of_pod = own.iter().find(|report| report.key.name == pod.uid).and_then(with_words);
+    let of_pod = about.iter().find(|report| report.key.name == pod.uid).and_then(|report| with_words(report));
     let reporting = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
-    of_pod.or_else(|| own.iter().filter(|_| reporting != Some(&pod.uid)).find_map(with_words))
+    of_pod.or_else(|| about.iter().filter(|_| reporting != Some(&pod.uid)).find_map(|report| with_words(report)))
 }
 
-/// The reports about the VM.
-fn own<'a>(vm: &VirtualMachine, observed: &'a Observed) -> impl Iterator<Item = &'a Object> + use<'a> {
-    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
-    observed.reports.iter().map(AsRef::as_ref).filter(move |report: &&Object| is_about(report, &name, &uid))
+/// Whether the Pod of a report does not exist any more. Reports of other VMs' Pods are not observed.
+fn is_without_pod(report: &Object, observed: &Observed) -> bool {
+    pods(observed).all(|pod| pod.uid != report.key.name)
 }
 
-/// Whether the VM owns the report, or may adopt it: the deletion of a VM with `--cascade=orphan` leaves reports without an owner.
-fn is_about(report: &Object, name: &str, uid: &str) -> bool {
-    let is_free = report.owners.is_empty() && report.origin == Origin::Manager;
-    report.is_owned_by(uid) || is_free && report.spec["vm"] == name
+/// Whether a report whose Pod does not exist any more is about the VM.
+fn is_about(report: &Object, vm: &VirtualMachine) -> bool {
+    is_named_by(vm, &report.key.name) && report.origin != Origin::Other || is_made_for(report, vm)
+}
+
+/// Whether the manager made the report for the VM.
+fn is_made_for(report: &Object, vm: &VirtualMachine) -> bool {
+    let gave_name = || report.owned.as_ref().is_some_and(|owned| owned.value()["f:spec"].get("f:vm").is_some());
+    let is_vms = report.owners.is_empty() || report.is_owned_by(&vm.uid().unwrap_or_default());
+    report.origin == Origin::Manager && is_vms && report.spec["vm"] == vm.name_any() && gave_name()
 }
 
 /// What a runner has said. A report without conditions says nothing.
@@ -94,7 +110,7 @@ fn said(report: &Object) -> Option<VmReportStatus> {
 
 /// Whether the status has the report of the VM's Pod, after [`fold`].
 pub fn is_of_pod(vm: &VirtualMachine, observed: &Observed) -> bool {
-    counting(vm, observed).is_some_and(|(report, _)| pods(observed).any(|pod| pod.uid == report.key.name))
+    counting(vm, observed).is_some_and(|(report, _)| !is_without_pod(report, observed))
 }
 
 /// Creates the reports of the Pods that run the VM's guest, and tells their runners what the plan says. While a VM is being deleted no
@@ -113,11 +129,12 @@ pub fn upkeep(vm: &VirtualMachine, observed: &Observed, plan: &Plan) -> Vec<Repo
     .collect()
 }
 
-/// The reports of Pods that do not exist any more. They may be deleted as soon as the status has what they say.
+/// The reports of the VM's Pods that do not exist any more. They may be deleted as soon as the status has what they say.
 pub fn left(vm: &VirtualMachine, observed: &Observed) -> Vec<ReportAction> {
-    let is_left = |report: &&Object| report.deleting.is_none() && !pods(observed).any(|pod| pod.uid == report.key.name);
-    own(vm, observed)
-        .filter(is_left)
+    let reports =
+        observed.reports.iter().filter(|report| report.deleting.is_none() && report.origin == Origin::Manager);
+    reports
+        .filter(|report| is_without_pod(report, observed) && is_about(report, vm))
         .map(|report| ReportAction::Delete { key: report.key.clone(), uid: report.uid.clone() })
         .collect()
 }
@@ -153,15 +170,13 @@ fn create(vm: &VirtualMachine, pod_uid: &str, ends: bool) -> ReportAction {
     }
 }
 
+/// What is not right of the report of a Pod of the VM. Its owner is the VM, so that it goes with it.
 fn change(vm: &VirtualMachine, report: &Object, ends: bool) -> Option<ReportAction> {
-    if !is_about(report, &vm.name_any(), &vm.uid().unwrap_or_default()) {
-        return None;
-    }
     let mut patch = json!({});
     if report.spec["endGuest"] != true && ends || report.spec["endGuest"] == true && !ends {
         patch["spec"]["endGuest"] = if ends { true.into() } else { Value::Null };
     }
-    if report.owners.is_empty() && vm.metadata.deletion_timestamp.is_none() {
+    if !report.is_owned_by(&vm.uid().unwrap_or_default()) && vm.metadata.deletion_timestamp.is_none() {
         patch["metadata"]["ownerReferences"] = owner(vm);
     }
     let is_new = patch != json!({});

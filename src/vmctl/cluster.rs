@@ -20,7 +20,8 @@ use super::{
 use crate::{
     api::{StoredVm, VirtualMachine},
     claims,
-    object::{APP_NAME, INSTANCE_LABEL},
+    object::INSTANCE_LABEL,
+    observed::vms_pod::vms_pod,
 };
 
 /// No object has this version, so an apply with it creates an object or is refused, and never merges into somebody else's.
@@ -198,13 +199,15 @@ impl Cluster {
         Ok(found)
     }
 
-    /// The claims that the Pods of a VM may write to.
+    /// The claims that the Pod of a VM may write to. Whose a Pod is [`vms_pod`] decides: anybody may give a Pod the VM's labels.
     pub async fn written_claims(&self, vm: &str) -> Result<BTreeSet<String>, RequestError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        let of_vm = format!("app.kubernetes.io/name={APP_NAME},{INSTANCE_LABEL}={vm}");
+        let of_vm = format!("{INSTANCE_LABEL}={vm}");
         let list = answered(pods.list(&ListParams::default().labels(&of_vm))).await;
         let list = list.map_err(failed(|| format!("list the Pods of vm {}/{vm}", self.namespace)))?;
-        let volumes = list.items.into_iter().filter_map(|pod| pod.spec?.volumes).flatten();
+        let Some(found) = self.whole_vm(vm).await? else { return Ok(BTreeSet::new()) };
+        let pod = vms_pod(&found, &list.items).cloned();
+        let volumes = pod.into_iter().filter_map(|pod| pod.spec?.volumes).flatten();
         let claims = volumes.filter_map(|volume| volume.persistent_volume_claim);
         Ok(claims.filter(|claim| claim.read_only != Some(true)).map(|claim| claim.claim_name).collect())
     }

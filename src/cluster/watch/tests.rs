@@ -224,3 +224,65 @@ async fn a_vm_is_reconciled_when_a_pod_of_others_comes_that_can_write_to_its_cla
     children.apply_event(&crate::object::pods(), Event::Delete(debug(5)));
     assert_eq!(triggered_vms(), ["apple"]);
 }
+
+/// Whatever owner and labels a report has: it is its Pod's, and the VM that has the Pod is reconciled.
+#[tokio::test]
+async fn a_report_is_found_by_the_uid_of_its_pod() {
+    let owned_by = |kind: &str, name: &str| json!({ "apiVersion": if kind == "VirtualMachine" { "vmoperator.jdrupes.org/v1" } else { "v1" }, "kind": kind, "name": name, "uid": format!("uid of {name}") });
+    let labels = |vm: &str| json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": vm });
+    let vm = |name: &str, pod: Option<&str>| -> VirtualMachine {
+        serde_json::from_value(json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+            "metadata": { "name": name, "namespace": "ns", "uid": format!("uid of {name}") },
+            "spec": { "vm": { "maximumCpus": 1 } }, "status": { "podUid": pod },
+        }))
+        .unwrap()
+    };
+    for (what, owners, labels, expected) in [
+        ("as it was made", json!([owned_by("VirtualMachine", "pear")]), labels("pear"), &["pear"][..]),
+        ("given to another VM", json!([owned_by("VirtualMachine", "apple")]), labels("pear"), &["apple", "pear"]),
+        ("given to something else", json!([owned_by("ConfigMap", "x")]), labels("pear"), &["pear"]),
+        ("given to something else, labelled", json!([owned_by("ConfigMap", "x")]), labels("apple"), &["apple", "pear"]),
+        ("without owner and labels", json!([]), json!({}), &["pear"]),
+    ] {
+        let (children, mut triggered) = children();
+        let mut triggered_vms = || -> Vec<_> {
+            std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm: ObjectRef<PackedVm>| vm.name).collect()
+        };
+        let arrive = |kind: TypeMeta,
+                      name: &str,
+                      uid: &str,
+                      owners: &serde_json::Value,
+                      labels: &serde_json::Value,
+                      version: u32| {
+            let metadata = json!({
+                "name": name, "namespace": "ns", "uid": uid, "resourceVersion": version.to_string(), "labels": labels, "ownerReferences": owners,
+            });
+            let object: Whole = serde_json::from_value(json!({ "metadata": metadata, "spec": {} })).unwrap();
+            object.pack(&kind, &Shapes::default())
+        };
+        let of_pear = json!([owned_by("VirtualMachine", "pear")]);
+        let pod = || arrive(crate::object::pods(), "pear", "pod", &of_pear, &json!({}), 1);
+        let report = |version| arrive(reports(), "pod", "report", &owners, &labels, version);
+        let seen = |vm: &VirtualMachine| -> Vec<String> {
+            let observed = children.observe(vm, Timestamp::now());
+            observed.reports.iter().map(|report| report.uid.clone()).collect()
+        };
+        children.apply_event(&crate::object::pods(), Event::Apply(pod()));
+        let first = arrive(reports(), "pod", "report", &of_pear, &json!({}), 2);
+        children.apply_event(&reports(), Event::Apply(first));
+        triggered_vms();
+        children.apply_event(&reports(), Event::Apply(report(3)));
+        let triggered: BTreeSet<String> = triggered_vms().into_iter().collect();
+        assert_eq!(triggered.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{what}");
+        assert_eq!(seen(&vm("pear", None)), ["report"], "{what}");
+        assert_eq!(seen(&vm("apple", None)), [""; 0], "{what}: it is about another VM's Pod");
+        // Without its Pod the status says whose it is.
+        let gone = arrive(crate::object::pods(), "pear", "pod", &of_pear, &json!({}), 4);
+        children.apply_event(&crate::object::pods(), Event::Delete(gone));
+        assert_eq!(seen(&vm("pear", Some("pod"))), ["report"], "{what}");
+        children.apply_event(&reports(), Event::Delete(report(5)));
+        assert_eq!(seen(&vm("pear", Some("pod"))), [""; 0], "{what}");
+        assert!(lock(&children.reports).is_empty(), "{what}");
+    }
+}

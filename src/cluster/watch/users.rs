@@ -1,6 +1,6 @@
-//! Whose a claim or a Pod is, if its labels and owners say nothing or something wrong: the status of each VM says which it uses.
+//! Whose a claim, a Pod or a report is, if its labels and owners say nothing or something wrong: the status of each VM says which it uses.
 
-use std::{hash::BuildHasher as _, sync::Arc};
+use std::{collections::BTreeSet, hash::BuildHasher as _, sync::Arc};
 
 use kube::{Resource as _, ResourceExt};
 
@@ -108,6 +108,23 @@ impl Children {
             let mut claim = object.unpack();
             claim.annotations.insert(VM_ANNOTATION.into(), vm.name_any());
             claim
+        });
+        lost.collect()
+    }
+
+    /// The reports of the VM's Pods, and of those that its status names, if they are kept under another name: somebody has changed owner and
+    /// labels. A report is about the Pod whose UID is its name.
+    pub(super) fn lost_reports(&self, vm: &VirtualMachine, found: &[Object]) -> Vec<Object> {
+        let named = vm.status.iter().flat_map(|status| [&status.pod_uid, &status.reporter_uid]).flatten();
+        let pods = found.iter().filter(|object| object.key.is_pod()).map(|pod| &pod.uid);
+        let about: BTreeSet<&String> = pods.chain(named).collect();
+        let is_found = |name: &str| found.iter().any(|object| object.key.is_report() && object.key.name == name);
+        let (namespace, _) = place_of(vm);
+        let objects = lock(&self.objects);
+        let reports = lock(&self.reports);
+        let lost = about.into_iter().filter(|name| !is_found(name)).filter_map(|name| {
+            let (place, uid) = reports.get(&(namespace.clone(), name.as_str().into()))?;
+            objects.get(place)?.iter().find(|object| object.uid == *uid).map(Packed::unpack)
         });
         lost.collect()
     }

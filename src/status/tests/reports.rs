@@ -6,7 +6,7 @@ use kube::core::DynamicObject;
 
 use super::*;
 use crate::{
-    ownership::has_fields_of_runner,
+    ownership::{OBJECT_MANAGER, has_fields_of_runner},
     power::is_report_of,
     status::reports::{ReportAction, carried, fold, is_of_pod, left, upkeep},
 };
@@ -28,19 +28,45 @@ fn said(running: bool) -> Value {
     })
 }
 
-/// A report of the Pod with that UID; null: nothing is said in it yet.
+/// The report that the manager has made of the Pod with that UID; null: nothing is said in it yet.
 fn report(pod_uid: &str, owner: Option<&str>, created: &str, said: &Value) -> Arc<Object> {
+    changed(pod_uid, owner, created, said, &|_| ())
+}
+
+/// The same, changed by `edit`.
+fn changed(pod_uid: &str, owner: Option<&str>, created: &str, said: &Value, edit: &dyn Fn(&mut Value)) -> Arc<Object> {
     let owners: Vec<Value> = owner
         .map(|uid| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }))
         .into_iter()
         .collect();
-    let value = json!({
+    let fields =
+        json!({ "f:metadata": { "f:ownerReferences": { "k:{\"uid\":\"apple-uid\"}": {} } }, "f:spec": { "f:vm": {} } });
+    let mut value = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmReport",
-        "metadata": { "name": pod_uid, "uid": format!("report-{pod_uid}"), "creationTimestamp": created, "ownerReferences": owners },
+        "metadata": {
+            "name": pod_uid, "uid": format!("report-{pod_uid}"), "creationTimestamp": created, "ownerReferences": owners,
+            "managedFields": [{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": fields }],
+        },
         "spec": { "vm": "apple" }, "status": said,
     });
+    edit(&mut value);
     let object: DynamicObject = serde_json::from_value(value).unwrap();
     Arc::new(Object::trim(&crate::object::reports(), object))
+}
+
+/// Written by another program.
+fn of_others(report: &mut Value) {
+    report["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+}
+
+fn reset(report: &mut Value) {
+    report["metadata"]["managedFields"] = json!([]);
+}
+
+/// Somebody has changed the name of the VM, and so owns it.
+fn renamed(report: &mut Value, vm: &str) {
+    report["spec"]["vm"] = json!(vm);
+    report["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"] = json!({ "f:endGuest": {} });
 }
 
 fn own(pod_uid: &str, said: &Value) -> Arc<Object> {
@@ -100,20 +126,11 @@ fn the_report_that_counts() {
     };
     let of = |uid: &str, said: &Value| own(uid, said);
     let later = |uid: &str, said: &Value| report(uid, Some("apple-uid"), "2027-01-15T07:59:00Z", said);
-    let foreign = report(POD, Some("pear-uid"), "2027-01-15T07:00:00Z", &running);
-    let orphan = report(POD, None, "2027-01-15T07:00:00Z", &running);
     for (what, vm, observed, expected) in [
         ("of the Pod", in_status(None), with_reports(cluster(|_, _| ()), vec![of(POD, &running)]), Some(POD)),
         ("it wins", in_status(Some(POD)), with_reports(cluster(|_, _| ()), vec![of(POD, &down)]), Some(POD)),
         ("none", in_status(Some(POD)), cluster(|_, _| ()), None),
         ("nothing said yet", in_status(Some(POD)), with_reports(cluster(|_, _| ()), vec![of(POD, &silent)]), None),
-        ("of another VM", in_status(None), with_reports(cluster(|_, _| ()), vec![foreign]), None),
-        (
-            "of nobody, and not made by the manager",
-            in_status(None),
-            with_reports(cluster(|_, _| ()), vec![orphan]),
-            None,
-        ),
         (
             "of the former Pod",
             in_status(Some("old")),
@@ -283,4 +300,106 @@ fn each_pod_of_the_vm_has_a_report_which_says_when_the_guest_must_end() {
     );
     let gone = left(&vm, &many);
     assert!(matches!(gone.as_slice(), [ReportAction::Delete { key, .. }] if key.name == "old"), "{gone:?}");
+}
+
+/// The report that is in the status, what becomes of its owner, and whether it is deleted.
+#[derive(Debug, PartialEq)]
+struct Fate {
+    folded: bool,
+    given_back: bool,
+    deleted: bool,
+}
+
+/// What owner, spec and `managedFields` of a report say, while its Pod exists, after it is gone if the status names it, and else.
+#[test]
+fn whose_a_report_is_follows_from_its_name_and_from_what_managed_fields_prove() {
+    type Edit = fn(&mut Value);
+    let owned = |it: &mut Value, kind: &str, name: &str, uid: &str| {
+        let version = if kind == "VirtualMachine" { "vmoperator.jdrupes.org/v1" } else { "v1" };
+        it["metadata"]["ownerReferences"] = json!([{ "apiVersion": version, "kind": kind, "name": name, "uid": uid }]);
+        it["metadata"]["managedFields"][0]["fieldsV1"]["f:metadata"] = json!({});
+    };
+    let nothing_owns: Edit = |it| it["metadata"]["ownerReferences"] = json!([]);
+    let (all, folded, none) = ((true, true), (true, false), (false, false));
+    // Whether it is folded and deleted: after its Pod is gone if the status names it, and if it does not.
+    let rows: [(&str, &dyn Fn(&mut Value), bool, (bool, bool), (bool, bool)); 12] = [
+        ("as it was made", &|_| (), false, all, all),
+        ("orphaned", &nothing_owns, true, all, all),
+        ("given to another VM", &|it| owned(it, "VirtualMachine", "pear", "pear-uid"), true, all, none),
+        ("given to something else", &|it| owned(it, "ConfigMap", "x", "x-uid"), true, all, none),
+        ("of a former VM of the name", &|it| owned(it, "VirtualMachine", "apple", "former"), true, all, none),
+        ("renamed", &|it| renamed(it, "pear"), false, all, none),
+        ("of another VM, which somebody has changed", &|it| renamed(it, "apple"), false, all, none),
+        ("of another VM, given to this one", &|it| it["spec"]["vm"] = json!("pear"), false, all, none),
+        ("reset", &reset, false, folded, none),
+        (
+            "reset and given to another VM",
+            &|it| {
+                owned(it, "VirtualMachine", "pear", "pear-uid");
+                reset(it);
+            },
+            true,
+            folded,
+            none,
+        ),
+        ("a person's", &of_others, false, none, none),
+        (
+            "a person's without owner",
+            &|it| {
+                nothing_owns(it);
+                of_others(it);
+            },
+            true,
+            none,
+            none,
+        ),
+    ];
+    for (what, edit, given_back, named, unnamed) in rows {
+        let fate = |uid: Option<&str>, observed: Observed| {
+            let vm = vm(|vm| vm["status"] = json!({ "podUid": uid }));
+            let report = changed(POD, Some("apple-uid"), "2027-01-15T07:00:00Z", &said(true), edit);
+            let observed = with_reports(observed, vec![report]);
+            let actions = upkeep(&vm, &observed, &plan(&vm, &observed, Some(&rendered(&vm, &observed))));
+            let is_owner = |action: &ReportAction| matches!(action, ReportAction::Change { patch, .. } if patch["metadata"]["ownerReferences"][0]["uid"] == "apple-uid");
+            assert!(actions.iter().all(is_owner), "{what}: {actions:?}");
+            Fate {
+                folded: fold(&vm, &observed).is_some(),
+                given_back: !actions.is_empty(),
+                deleted: !left(&vm, &observed).is_empty(),
+            }
+        };
+        let living = Fate { folded: true, given_back, deleted: false };
+        assert_eq!(fate(None, cluster(|_, _| ())), living, "{what}, and its Pod exists");
+        assert_eq!(fate(Some(POD), cluster(|_, _| ())), living, "{what}, its Pod exists and is in the status");
+        let without_pod = |(folded, deleted)| Fate { folded, given_back: false, deleted };
+        assert_eq!(fate(Some(POD), nothing()), without_pod(named), "{what}, and its Pod was in the status");
+        assert_eq!(fate(None, nothing()), without_pod(unnamed), "{what}, and its Pod is gone");
+        assert_eq!(fate(Some("another"), nothing()), without_pod(unnamed), "{what}, and the status has another Pod");
+    }
+}
+
+#[test]
+fn the_owner_of_a_report_is_not_given_back_while_the_vm_is_deleted() {
+    let observed = cluster(|_, _| ());
+    let mut leaving = vm(|_| ());
+    leaving.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(observed.now));
+    let orphan = report(POD, None, "2027-01-15T07:00:00Z", &said(true));
+    let observed = with_reports(observed, vec![orphan]);
+    let planned = plan(&leaving, &observed, Some(&rendered(&leaving, &observed)));
+    assert_eq!(upkeep(&leaving, &observed, &planned), []);
+}
+
+/// Each Pod of another VM is that VM's, also if its report says otherwise.
+#[test]
+fn a_report_of_a_pod_that_is_not_the_vms_is_no_matter_of_the_vm() {
+    let vm = vm(|_| ());
+    let of_pear = cluster(|kind, object| {
+        if kind == "Pod" {
+            *object = serde_json::from_str(&object.to_string().replace("apple-uid", "pear-uid")).unwrap();
+        }
+    });
+    let observed = with_reports(of_pear, vec![own(POD, &said(true))]);
+    assert!(fold(&vm, &observed).is_none());
+    assert_eq!(left(&vm, &observed), []);
+    assert_eq!(upkeep(&vm, &observed, &plan(&vm, &observed, Some(&rendered(&vm, &observed)))), []);
 }

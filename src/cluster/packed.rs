@@ -186,6 +186,7 @@ struct Fields {
     manager: String,
     operation: String,
     subresource: String,
+    time: Option<Timestamp>,
     fields_v1: Option<Box<RawValue>>,
 }
 
@@ -195,6 +196,7 @@ impl Fields {
             manager: &self.manager,
             operation: &self.operation,
             subresource: &self.subresource,
+            written: self.time,
             fields: self.fields_v1.as_ref().map(|fields| fields.get()).unwrap_or_default(),
         }
     }
@@ -401,7 +403,7 @@ impl<const META: bool> Sent<META> {
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
         let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
-        let origin = origin(metadata.managed_fields.iter().map(Fields::entry));
+        let origin = origin(metadata.creation_timestamp, metadata.managed_fields.iter().map(Fields::entry));
         let vm = vm_of(&metadata, &key, origin).or_else(|| (!claims.is_empty() || key.is_claim()).then(String::new));
         let vm = vm.map(|vm| (metadata.namespace.as_str().into(), vm.into()));
         let maker = maker(&metadata.owner_references);

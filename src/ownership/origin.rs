@@ -3,7 +3,7 @@
 //! | entries that are not older than the object and have fields beyond the metadata | the object is from |
 //! |---|---|
 //! | one of [`OBJECT_MANAGER`], by applies | [`Origin::Manager`] |
-//! | one of the VM-Operator in Java ([`PREDECESSORS`]) | [`Origin::Predecessor`] |
+//! | one of the VM-Operator in Java, by applies ([`PREDECESSOR`]) | [`Origin::Predecessor`] |
 //! | there are no entries at all, or one of [`BEFORE_FIRST_APPLY`] | [`Origin::Unrecorded`]: a tool has reset the entries, as the documentation of Kubernetes shows it |
 //! | only others, or only older ones | [`Origin::Other`] |
 //!
@@ -15,6 +15,9 @@
 //! is from others. A later update may replace the entries: so Velero gives the object that it has created those of the backup
 //! (<https://velero.io/docs/main/restore-reference/>). They are older than the object ([`is_of_object`]), and count for nothing. Only who calls
 //! itself [`OBJECT_MANAGER`] (`--field-manager`), or writes entries with a later time, could say otherwise; who does that deceives on purpose.
+//!
+//! The VM-Operator in Java creates display secrets under the name that its library gives every program ("Kubernetes Java Client"). That says
+//! nothing. Such a Secret is used by its label, like a person's ([`crate::observed::Observed::display_secrets`]).
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -22,9 +25,9 @@ use serde::{Deserialize, Serialize};
 use super::{OBJECT_MANAGER, is_of_object};
 use crate::api::stored::BEFORE_FIRST_APPLY;
 
-/// The field managers of the VM-Operator in Java, and what they do: it applies most objects, and creates display secrets.
-pub const PREDECESSORS: [(&str, &str); 2] =
-    [("kubernetes-java-kubectl-apply", "Apply"), ("Kubernetes Java Client", "Update")];
+/// The field manager under which the VM-Operator in Java applies all objects but display secrets. Its library gives it to all that applies with
+/// it, so by itself it is no proof ([`crate::observed::whose`]).
+pub const PREDECESSOR: &str = "kubernetes-java-kubectl-apply";
 
 /// In a field set: the hash of the rendered object.
 const HASH_FIELD: &str = "\"f:vmoperator.jdrupes.org/rendered\"";
@@ -85,7 +88,7 @@ impl Entry<'_> {
     }
 
     fn is_applied_by_predecessor(&self) -> bool {
-        PREDECESSORS.contains(&(self.manager, self.operation)) && self.has_content()
+        self.manager == PREDECESSOR && self.operation == "Apply" && self.has_content()
     }
 }
 
@@ -129,8 +132,11 @@ mod tests {
             // A tool that brings an object back and leaves the entries of the backup alone.
             (vec![entry("a-backup", "Update", content), kubelet], Origin::Other),
             (vec![entry("a-backup", "Update", content), status], Origin::Other),
-            (vec![entry("kubernetes-java-kubectl-apply", "Apply", content), kubelet], Origin::Predecessor),
-            (vec![entry("Kubernetes Java Client", "Update", content)], Origin::Predecessor),
+            (vec![entry(PREDECESSOR, "Apply", content), kubelet], Origin::Predecessor),
+            // Any program with that library.
+            (vec![entry(PREDECESSOR, "Update", content)], Origin::Other),
+            (vec![entry("Kubernetes Java Client", "Update", content)], Origin::Other),
+            (vec![entry("Kubernetes Java Client", "Apply", content)], Origin::Other),
             // A Pod of a StatefulSet, of which the predecessor has changed an annotation.
             (
                 vec![
@@ -169,7 +175,7 @@ mod tests {
             let written = written.map(|time| time.parse().unwrap());
             for (manager, operation, expected) in [
                 (OBJECT_MANAGER, "Apply", Origin::Manager),
-                ("kubernetes-java-kubectl-apply", "Apply", Origin::Predecessor),
+                (PREDECESSOR, "Apply", Origin::Predecessor),
                 (BEFORE_FIRST_APPLY, "Update", Origin::Unrecorded),
                 ("kubectl", "Update", Origin::Other),
             ] {

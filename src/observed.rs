@@ -41,6 +41,9 @@ pub struct Observed {
     /// What runners report of the VM: objects of the kind VmReport that the VM owns or owned.
     #[serde(default)]
     pub reports: Vec<Arc<Object>>,
+    /// The names of the Pods that templates render; `None` if that is not known.
+    #[serde(default)]
+    pub pod_names: Option<Vec<String>>,
     /// The time.
     pub now: Timestamp,
 }
@@ -63,7 +66,15 @@ impl Observed {
     /// A VM with these objects, the reports of its runners among them.
     pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
         let (reports, objects) = objects.into_iter().partition(|object| object.key.is_report());
-        Self { objects, others: Vec::new(), makers: Vec::new(), claimants: BTreeMap::new(), reports, now }
+        Self {
+            objects,
+            others: Vec::new(),
+            makers: Vec::new(),
+            claimants: BTreeMap::new(),
+            reports,
+            pod_names: None,
+            now,
+        }
     }
 
     /// The object with that key.

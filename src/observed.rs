@@ -42,6 +42,9 @@ pub struct Observed {
     /// What runners report: the objects of the kind VmReport that may be about the VM. Those of other VMs' Pods that exist are not among them.
     #[serde(default)]
     pub reports: Vec<Arc<Object>>,
+    /// The names of the Pods that templates render; `None` if that is not known.
+    #[serde(default)]
+    pub pod_names: Option<Vec<String>>,
     /// The time.
     pub now: Timestamp,
 }
@@ -64,7 +67,15 @@ impl Observed {
     /// A VM with these objects, the reports of its runners among them.
     pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
         let (reports, objects) = objects.into_iter().partition(|object| object.key.is_report());
-        Self { objects, others: Vec::new(), makers: Vec::new(), claimants: BTreeMap::new(), reports, now }
+        Self {
+            objects,
+            others: Vec::new(),
+            makers: Vec::new(),
+            claimants: BTreeMap::new(),
+            reports,
+            pod_names: None,
+            now,
+        }
     }
 
     /// The object with that key.
@@ -173,7 +184,7 @@ impl Object {
             Some(Json::from(&ours))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
-        let origin = origin_of(object.managed_fields());
+        let origin = origin_of(object.metadata.creation_timestamp.as_ref().map(|time| time.0), object.managed_fields());
         let writers = object.managed_fields().iter().filter(|_| key.is_claim()).map(Writer::from);
         let size_applier = ownership::size_applier(writers, object.annotations());
         let mut data = if key.needs_content() { object.data } else { Value::Null };
@@ -301,15 +312,17 @@ impl Object {
     }
 }
 
-fn origin_of(entries: &[ManagedFieldsEntry]) -> Origin {
+fn origin_of(created: Option<Timestamp>, entries: &[ManagedFieldsEntry]) -> Origin {
     let fields = |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map(|fields| fields.0.to_string());
     let texts: Vec<_> = entries.iter().map(|entry| (entry, fields(entry).unwrap_or_default())).collect();
-    origin(texts.iter().map(|(entry, fields)| Entry {
+    let entries = texts.iter().map(|(entry, fields)| Entry {
         manager: entry.manager.as_deref().unwrap_or_default(),
         operation: entry.operation.as_deref().unwrap_or_default(),
         subresource: entry.subresource.as_deref().unwrap_or_default(),
+        written: entry.time.as_ref().map(|time| time.0),
         fields,
-    }))
+    });
+    origin(created, entries)
 }
 
 /// The owner that made an object and makes it again: its controller

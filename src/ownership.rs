@@ -14,7 +14,8 @@
 //!
 //! A tool may reset the entries
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#clearing-managedfields>), and then the API server records no change by
-//! an update until something is applied; a backup brings an object back with entries of its own tool alone. What asks the entries does this then:
+//! an update until something is applied; a backup brings an object back with entries of its own tool, or with those of the former object, which are
+//! older than it ([`is_of_object`]). What asks the entries does this then:
 //!
 //! | what asks | without entries |
 //! |---|---|
@@ -28,7 +29,10 @@ mod reserved;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time},
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::{Map, Value, json};
 
@@ -223,9 +227,19 @@ pub fn is_made_by_pool(vm: &ObjectMeta) -> bool {
 pub fn has_applied(object: &ObjectMeta, manager: &str) -> bool {
     object.managed_fields.iter().flatten().any(|entry| {
         let is_it = entry.manager.as_deref() == Some(manager) && entry.operation.as_deref() == Some("Apply");
-        let (written, created) = (entry.time.as_ref(), object.creation_timestamp.as_ref());
-        is_it && written.zip(created).is_none_or(|(written, created)| written.0 >= created.0)
+        let written = entry.time.as_ref().map(|time| time.0);
+        is_it && is_of_object(written, object.creation_timestamp.as_ref().map(|time| time.0))
     })
+}
+
+/// How long the API server works on a write at most (`requestTimeoutUpperBound`). It notes the time in `managedFields` before it calls admission
+/// webhooks, and the `creationTimestamp` after that, so who creates an object may have an entry that is older than the object by this.
+const LONGEST_WRITE: SignedDuration = SignedDuration::from_secs(34);
+
+/// Whether an entry of `managedFields` that was written at a time is about the object that was created at another. Backup tools bring an object
+/// back with the entries of the former one (Velero patches them into the new one): these are older than the object, and prove nothing.
+pub fn is_of_object(written: Option<Timestamp>, created: Option<Timestamp>) -> bool {
+    written.zip(created).is_none_or(|(written, created)| created.duration_since(written) <= LONGEST_WRITE)
 }
 
 /// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, whether a pool has made the VM, the manager's part of

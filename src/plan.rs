@@ -391,7 +391,7 @@ impl<'a> Planner<'a> {
     fn existing(&self, object: &Rendered) -> Existing<'a> {
         let Some(found) = self.observed.get(&object.key) else { return Existing::Absent };
         if !object.key.is_claim() && !self.guests.contains(found) {
-            match found.whose(self.vm) {
+            match self.guests.whose(found) {
                 Whose::Vm => {}
                 // The garbage collector deletes it. The watch reports when it is gone.
                 Whose::Former => return Existing::Deleting(found),

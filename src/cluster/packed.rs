@@ -186,6 +186,7 @@ struct Fields {
     manager: String,
     operation: String,
     subresource: String,
+    time: Option<Timestamp>,
     fields_v1: Option<Box<RawValue>>,
 }
 
@@ -195,6 +196,7 @@ impl Fields {
             manager: &self.manager,
             operation: &self.operation,
             subresource: &self.subresource,
+            written: self.time,
             fields: self.fields_v1.as_ref().map(|fields| fields.get()).unwrap_or_default(),
         }
     }
@@ -401,7 +403,7 @@ impl<const META: bool> Sent<META> {
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
         let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
-        let origin = origin(metadata.managed_fields.iter().map(Fields::entry));
+        let origin = origin(metadata.creation_timestamp, metadata.managed_fields.iter().map(Fields::entry));
         let is_kept = !claims.is_empty() || key.is_claim() || key.is_report();
         let vm = vm_of(&metadata, &key, origin).or_else(|| is_kept.then(String::new));
         let vm = vm.map(|vm| (metadata.namespace.as_str().into(), vm.into()));
@@ -480,10 +482,11 @@ fn vm_of(metadata: &WireMeta, key: &ObjectKey, origin: Origin) -> Option<String>
     }
     let is_ours = |entry: &&Fields| entry.manager == OBJECT_MANAGER && entry.subresource.is_empty();
     let given = || metadata.managed_fields.iter().filter(is_ours).map(|entry| entry.entry().fields);
-    let is_given = metadata.owner_references.iter().any(|owner| given().any(|fields| has_owner(fields, &owner.uid)));
+    let mut owners = metadata.owner_references.clone();
+    owners.retain(|owner| given().any(|fields| has_owner(fields, &owner.uid)));
     let has_label = || given().any(|fields| has_name(fields, INSTANCE_LABEL));
     let by_label = || metadata.labels.get(INSTANCE_LABEL).filter(|_| has_label()).cloned();
-    owner.filter(|_| is_given).or_else(by_label).or_else(|| Some(key.name.clone()))
+    owning_vm(&owners).map(str::to_owned).or_else(by_label).or_else(|| Some(key.name.clone()))
 }
 
 /// The name of the VM to which a claim belongs, if the manager has applied the note that says so and nobody has changed it.
@@ -563,6 +566,20 @@ mod tests {
         let arrived = arrive(&value, &Shapes::default());
         assert_eq!(arrived.vm, Some(("orchard".into(), "pear".into())));
         assert_eq!(arrived.object.unpack(), trimmed);
+    }
+
+    #[test]
+    fn a_pod_of_the_manager_is_kept_under_the_vm_that_the_manager_gave_it() {
+        let mut value = pod("pear-uid");
+        value["metadata"]["name"] = json!("x");
+        let vm = |name: &str, uid: &str| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": name, "uid": uid });
+        value["metadata"]["ownerReferences"] = json!([vm("apple", "apple-uid"), vm("pear", "pear-uid")]);
+        value["metadata"]["managedFields"][1]["fieldsV1"]["f:spec"] = json!({ "f:x": {} });
+        let arrived = |value: &Value| arrive(value, &Shapes::default()).vm.unwrap().1;
+        assert_eq!(arrived(&value).as_ref(), "pear");
+        // Entries that are older than the Pod prove nothing.
+        value["metadata"]["managedFields"][1]["time"] = json!("2027-01-14T07:00:00Z");
+        assert_eq!(arrived(&value).as_ref(), "apple");
     }
 
     #[test]

@@ -68,7 +68,6 @@ use crate::{
     metrics::Metrics,
     object::{ObjectKey, persistent_volume_claims, reports, selector, stateful_sets},
     observed::{Object, Observed},
-    ownership::origin::Origin,
     process::{ErrorChain, RepeatFilter, lock},
 };
 
@@ -227,13 +226,7 @@ impl Children {
             let of_nobody = of_nobody.filter(|object| object.key.is_claim() && names.contains(&object.key.name));
             of_vm.chain(of_nobody).map(Packed::unpack).collect()
         };
-        let is_unsure = |object: &Object| {
-            let is_sure = match object.origin {
-                Origin::Manager => object.has_given_owner(),
-                Origin::Predecessor | Origin::Unrecorded | Origin::Other => object.owner_vm.is_some(),
-            };
-            object.key.is_pod() && !is_sure
-        };
+        let is_unsure = |object: &Object| object.key.is_pod() && !object.is_given_to(vm);
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
         found.extend(self.lost_pods(vm, &found));
         found.extend(self.lost_claims(vm, &found));

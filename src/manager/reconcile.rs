@@ -259,7 +259,7 @@ impl Reconciler {
         };
         if plan.steps.iter().any(|step| !step.is_empty()) {
             let observed = self.cluster.children.observe(&vm, Timestamp::now());
-            view.observed = self.with_others(&vm, observed, view.rendered.as_deref().unwrap_or_default()).await;
+            view.observed = self.with_others(&vm, observed, view.rendered.as_deref().ok()).await;
         }
         let has_reports = self.cluster.children.knows(&report_kind());
         if has_reports {
@@ -336,7 +336,7 @@ impl Reconciler {
         let Rendering { rendered, kept_back } = inputs.render(&self.renderer, &vm, &observed).await?;
         let Ok(objects) = &rendered else {
             let unknown = kinds::from_status(&vm, &[]).into_iter().map(UnknownKind::from).collect();
-            let observed = self.with_others(&vm, observed, &[]).await;
+            let observed = self.with_others(&vm, observed, None).await;
             return Ok(View { vm, observed, rendered, kept_back, unwatched: None, unknown });
         };
         let unwatched = children.watch(kinds::needed(objects)).await.err();
@@ -346,25 +346,30 @@ impl Reconciler {
         let unknown = self.watch_former_kinds(&vm, objects, inputs).await;
         // This is also the case if another reconcile's list has completed meanwhile: its last objects were not read.
         if children.complete() == complete {
-            let observed = self.with_others(&vm, observed, objects).await;
+            let observed = self.with_others(&vm, observed, Some(objects)).await;
             return Ok(View { vm, observed, rendered, kept_back, unwatched, unknown });
         }
         let observed = children.observe(stored, Timestamp::now());
         let vm = folded(stored, &observed);
         let Rendering { rendered, kept_back } = inputs.render(&self.renderer, &vm, &observed).await?;
-        let observed = self.with_others(&vm, observed, rendered.as_deref().unwrap_or_default()).await;
+        let observed = self.with_others(&vm, observed, rendered.as_deref().ok()).await;
         Ok(View { vm, rendered, kept_back, observed, unwatched, unknown })
     }
 
     /// Adds the Pods of others that mount the VM's claims, and what makes the VM's Pods. Only a Pod that was made by something that is not
     /// watched costs requests.
-    async fn with_others(&self, vm: &VirtualMachine, observed: Observed, rendered: &[Rendered]) -> Observed {
+    async fn with_others(&self, vm: &VirtualMachine, observed: Observed, rendered: Option<&[Rendered]>) -> Observed {
+        let pod_names = rendered.map(|rendered| {
+            let pods = rendered.iter().filter(|object| object.key.is_pod());
+            pods.map(|pod| pod.key.name.clone()).collect()
+        });
+        let rendered = rendered.unwrap_or_default();
         let of_vm = observed.objects.iter().map(|object| &object.key).chain(rendered.iter().map(|object| &object.key));
         let claims = of_vm.filter(|key| key.is_claim()).map(|key| key.name.clone()).collect::<BTreeSet<_>>();
         let mut others = self.cluster.children.mounting(vm, claims.into_iter());
         others.retain(|other| observed.objects.iter().all(|known| known.uid != other.uid));
         let makers = self.cluster.makers(vm, &observed).await;
-        Observed { others, makers, ..observed }
+        Observed { others, makers, pod_names, ..observed }
     }
 
     /// Watches the kinds of which earlier templates may have left objects. Only a VM without a Pod waits for their lists, because such an

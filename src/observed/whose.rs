@@ -8,12 +8,17 @@
 //! | a Pod that the status of the VM names ([`is_named_by`]) | anything but another VM that the manager gave it | the VM's |
 //! | any | a VM of the same name with another UID | the former VM's; the garbage collector deletes it |
 //! | from the manager | an owner that the manager gave it: this VM, or another | the VM's, or not |
-//! | from the manager | none, or one that somebody else gave it | the VM's, if the manager gave it the label with the VM's name; a Pod that has lost it, by its name |
-//! | from the predecessor | this VM; or none, and the label names the VM | the VM's |
-//! | of which nobody can say ([`Origin::Unrecorded`]) | this VM | the VM's |
-//! | from others | this VM | the VM's; but a Pod of another name than the VM's is a copy of its Pod |
-//! | no Pod, from others or of which nobody can say | none | the VM's, if it has all labels and the hash of an object that was rendered for the VM: a backup brings it back so |
+//! | from the manager | none, or one that somebody else gave it | the VM's, if the manager gave it the label with the VM's name |
+//! | a Pod, from whomever else | this VM | the VM's, if it has the name of the Pod that templates render |
+//! | what makes Pods, from the predecessor | this VM; or none, and the label names the VM | the VM's, if it has the VM's name |
+//! | what makes Pods, of which nobody can say ([`Origin::Unrecorded`]) | this VM | the VM's, if it has all labels and the hash of an object that was rendered for the VM |
+//! | any other, from the predecessor | this VM; or none, and the label names the VM | the VM's |
+//! | any other, from others or of which nobody can say | this VM | the VM's |
+//! | any other, from others or of which nobody can say | none | the VM's, if it has all labels and the hash of an object that was rendered for the VM: a backup brings it back so |
 //! | any | any other | not the VM's |
+//!
+//! A Pod that is not proven to be the VM's ([`Object::is_given_to`]) and that the status of another VM names is that one's
+//! ([`crate::cluster`] leaves it out).
 //!
 //! A Pod that something else made (a StatefulSet) is the VM's if that is ([`crate::plan::guests`]).
 
@@ -22,7 +27,7 @@ use kube::ResourceExt;
 use super::{Json, Object};
 use crate::{
     api::VirtualMachine,
-    object::{HASH_ANNOTATION, INSTANCE_LABEL},
+    object::{HASH_ANNOTATION, INSTANCE_LABEL, is_workload},
     ownership::origin::{Origin, has_name, has_owner},
 };
 
@@ -45,8 +50,13 @@ pub fn is_named_by(vm: &VirtualMachine, pod_uid: &str) -> bool {
 }
 
 impl Object {
-    /// Decides by the table above.
+    /// Decides by the table above. Templates render a Pod with the VM's name.
     pub fn whose(&self, vm: &VirtualMachine) -> Whose {
+        self.whose_with(vm, &[vm.name_any()])
+    }
+
+    /// Decides by the table above. `pods`: the names of the Pods that templates render.
+    pub fn whose_with(&self, vm: &VirtualMachine, pods: &[String]) -> Whose {
         let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
         let vms = |is_vms: bool| if is_vms { Whose::Vm } else { Whose::Other };
         let is_owned = self.is_owned_by(&uid);
@@ -57,14 +67,18 @@ impl Object {
         if !is_owned && self.owner_vm.as_ref() == Some(&name) {
             return Whose::Former;
         }
-        let is_free = self.owners.is_empty();
+        let is_left = self.owners.is_empty() && self.vm() == Some(&name);
         match self.origin {
-            Origin::Manager if has_given_owner => vms(is_owned),
+            Origin::Manager if has_given_owner => vms(self.is_given_to(vm)),
             Origin::Manager => vms(self.given_name() == Some(&name)),
-            Origin::Predecessor => vms(is_owned || is_free && self.vm() == Some(&name)),
-            Origin::Other if self.key.is_pod() => vms(is_owned && self.key.name == name),
-            Origin::Unrecorded if self.key.is_pod() => vms(is_owned),
-            Origin::Other | Origin::Unrecorded => vms(is_owned || is_free && self.is_brought_back(&name)),
+            Origin::Predecessor | Origin::Other | Origin::Unrecorded if self.key.is_pod() => {
+                vms(is_owned && pods.contains(&self.key.name))
+            }
+            Origin::Predecessor if is_workload(&self.key) => vms(self.key.name == name && (is_owned || is_left)),
+            Origin::Predecessor => vms(is_owned || is_left),
+            Origin::Unrecorded if is_workload(&self.key) => vms(is_owned && self.is_brought_back(&name)),
+            Origin::Other if is_workload(&self.key) => Whose::Other,
+            Origin::Other | Origin::Unrecorded => vms(is_owned || is_left && self.is_brought_back(&name)),
         }
     }
 
@@ -73,26 +87,49 @@ impl Object {
         self.whose(vm) == Whose::Vm
     }
 
+    /// Whether the manager made the object and gave it the VM as its owner.
+    pub fn is_given_to(&self, vm: &VirtualMachine) -> bool {
+        let uid = vm.uid().unwrap_or_default();
+        self.origin == Origin::Manager && self.is_owned_by(&uid) && self.has_given(&uid)
+    }
+
     /// Whether the manager, or the predecessor, made the object for the VM: what is deleted when no template renders it any more. What only
-    /// says so may be a copy that a person made.
+    /// says so may be a copy that a person made. The predecessor's field manager is any program's with its library, so its objects count only
+    /// with the name that it gives them.
     pub fn is_made_for(&self, vm: &VirtualMachine) -> bool {
-        let is_made = matches!(self.origin, Origin::Manager | Origin::Predecessor);
+        let is_made = match self.origin {
+            Origin::Manager => true,
+            Origin::Predecessor => self.key.name == vm.name_any(),
+            Origin::Unrecorded | Origin::Other => false,
+        };
         is_made && self.is_of(vm) && self.is_owned_by(&vm.uid().unwrap_or_default())
     }
 
-    /// Whether the manager gave the object one of its owners.
-    pub fn has_given_owner(&self) -> bool {
-        self.owners.iter().any(|owner| self.given().any(|fields| has_owner(fields.text(), owner)))
+    /// Whether what may make Pods is the VM's, and not only owned by it: anybody may give an object an owner.
+    pub fn is_maker_of(&self, vm: &VirtualMachine) -> bool {
+        let name = vm.name_any();
+        let is_made = match self.origin {
+            Origin::Manager => true,
+            Origin::Predecessor => self.key.name == name,
+            Origin::Unrecorded => self.is_owned_by(&vm.uid().unwrap_or_default()) && self.is_brought_back(&name),
+            Origin::Other => false,
+        };
+        is_made && self.is_of(vm)
     }
 
-    /// The VM's name in the label that the manager gave the object. A Pod that has lost it has the name of its VM, unless templates name it
-    /// otherwise.
+    /// Whether the manager gave the object one of its owners.
+    fn has_given_owner(&self) -> bool {
+        self.owners.iter().any(|owner| self.has_given(owner))
+    }
+
+    /// Whether the manager gave the object the owner with that UID.
+    fn has_given(&self, owner: &str) -> bool {
+        self.given().any(|fields| has_owner(fields.text(), owner))
+    }
+
+    /// The VM's name in the label that the manager gave the object.
     fn given_name(&self) -> Option<&String> {
-        let given = self
-            .labels
-            .get(INSTANCE_LABEL)
-            .filter(|_| self.given().any(|fields| has_name(fields.text(), INSTANCE_LABEL)));
-        given.or_else(|| self.key.is_pod().then_some(&self.key.name))
+        self.labels.get(INSTANCE_LABEL).filter(|_| self.given().any(|fields| has_name(fields.text(), INSTANCE_LABEL)))
     }
 
     /// The field sets of the manager.
@@ -139,6 +176,24 @@ mod tests {
         object["metadata"]["managedFields"][0]["manager"] = json!(manager);
     }
 
+    /// As the VM-Operator in Java creates display secrets.
+    fn java(object: &mut Value) {
+        written_by(object, "Kubernetes Java Client");
+        object["metadata"]["managedFields"][0]["operation"] = json!("Update");
+    }
+
+    /// With the entries of a backup.
+    fn backed_up(object: &mut Value) {
+        object["metadata"]["managedFields"][0]["time"] = json!("2027-01-14T07:00:00Z");
+    }
+
+    /// A second VM in front of its owners.
+    fn owned_too(object: &mut Value, uid: &str) {
+        let owners = object["metadata"]["ownerReferences"].as_array_mut().unwrap();
+        let second = json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "second", "uid": uid });
+        owners.insert(0, second);
+    }
+
     fn reset(object: &mut Value) {
         object["metadata"]["managedFields"] = json!([]);
     }
@@ -156,7 +211,7 @@ mod tests {
     fn the_table() {
         use Whose::{Former, Other, Vm};
         type Edit = fn(&mut Value);
-        let rows: [(&str, Edit, Whose, Whose); 21] = [
+        let rows: [(&str, Edit, Whose, Whose); 29] = [
             ("as it was applied", |_| (), Vm, Vm),
             ("orphaned", free, Vm, Vm),
             ("relabelled", relabelled, Vm, Vm),
@@ -166,7 +221,7 @@ mod tests {
                     free(it);
                     relabelled(it)
                 },
-                Vm,
+                Other,
                 Other,
             ),
             ("given to another VM", |it| owner(it, "VirtualMachine", "pear", "pear-uid"), Vm, Vm),
@@ -176,8 +231,55 @@ mod tests {
                     owner(it, "VirtualMachine", "pear", "pear-uid");
                     relabelled(it)
                 },
-                Vm,
                 Other,
+                Other,
+            ),
+            ("given to a second VM", |it| owned_too(it, "pear-uid"), Vm, Vm),
+            (
+                "of another VM, given to this one, too",
+                |it| {
+                    *it = serde_json::from_str(&it.to_string().replace("apple-uid", "pear-uid")).unwrap();
+                    owned_too(it, "apple-uid");
+                },
+                Other,
+                Other,
+            ),
+            (
+                "of another VM, reset and given to this one",
+                |it| {
+                    reset(it);
+                    it["metadata"]["name"] = json!("pear");
+                },
+                Other,
+                Vm,
+            ),
+            (
+                "of another VM, without owner and label, with this VM's name",
+                |it| {
+                    free(it);
+                    relabelled(it);
+                    it["metadata"]["labels"] = json!({});
+                },
+                Other,
+                Other,
+            ),
+            (
+                "brought back by Velero",
+                |it| {
+                    backed_up(it);
+                    free(it)
+                },
+                Other,
+                Vm,
+            ),
+            (
+                "brought back by Velero beside it, with its owner",
+                |it| {
+                    backed_up(it);
+                    it["metadata"]["name"] = json!("apple-x")
+                },
+                Other,
+                Vm,
             ),
             ("adopted by a controller", |it| owner(it, "ReplicaSet", "x", "x"), Vm, Vm),
             ("of a former VM", |it| owner(it, "VirtualMachine", "apple", "former"), Former, Former),
@@ -216,7 +318,7 @@ mod tests {
                     written_by(it, "kubernetes-java-kubectl-apply");
                     free(it)
                 },
-                Vm,
+                Other,
                 Vm,
             ),
             (
@@ -228,6 +330,25 @@ mod tests {
                 },
                 Other,
                 Other,
+            ),
+            (
+                "made by another program with the predecessor's library",
+                |it| {
+                    java(it);
+                    free(it);
+                    it["metadata"]["annotations"] = json!({});
+                },
+                Other,
+                Other,
+            ),
+            (
+                "copied with its owner, and reset",
+                |it| {
+                    reset(it);
+                    it["metadata"]["name"] = json!("copy")
+                },
+                Other,
+                Vm,
             ),
             (
                 "copied with its owner",
@@ -308,6 +429,46 @@ mod tests {
         let is_made = |edit: &dyn Fn(&mut Value)| object("ConfigMap", edit).is_made_for(&vm(|_| ()));
         assert!(is_made(&|_| ()) && is_made(&|it| written_by(it, "kubernetes-java-kubectl-apply")));
         assert!(!is_made(&|it| written_by(it, "kubectl-create")), "a copy with labels and owner");
-        assert!(!is_made(&reset) && !is_made(&free));
+        assert!(!is_made(&reset) && !is_made(&free) && !is_made(&java) && !is_made(&backed_up));
+        let otherwise = |it: &mut Value| {
+            written_by(it, "kubernetes-java-kubectl-apply");
+            it["metadata"]["name"] = json!("x");
+        };
+        assert!(!is_made(&otherwise), "the predecessor's objects have the VM's name");
+    }
+
+    #[test]
+    fn a_pod_without_proof_is_the_vms_only_with_the_name_of_the_rendered_one() {
+        for (names, expected) in [(&["apple"][..], Whose::Vm), (&["apple-x"], Whose::Other), (&[], Whose::Other)] {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            for edit in [reset, backed_up, java, |it: &mut Value| written_by(it, "kubectl-replace")] {
+                assert_eq!(object("Pod", &edit).whose_with(&vm(|_| ()), &names), expected);
+                let named = vm(|vm| vm["status"] = json!({ "reporterUid": "Pod-apple" }));
+                assert_eq!(object("Pod", &edit).whose_with(&named, &names), Whose::Vm);
+            }
+            assert_eq!(object("Pod", &|_| ()).whose_with(&vm(|_| ()), &names), Whose::Vm);
+        }
+    }
+
+    #[test]
+    fn what_makes_pods_is_the_vms_only_if_it_is_proved() {
+        let of_kind = |edit: &dyn Fn(&mut Value)| {
+            let mut found = object("ConfigMap", edit);
+            (found.key.api_version, found.key.kind) = ("apps/v1".into(), "StatefulSet".into());
+            (found.is_maker_of(&vm(|_| ())), found.is_of(&vm(|_| ())))
+        };
+        let both = |is: bool| (is, is);
+        assert_eq!(of_kind(&|_| ()), both(true));
+        assert_eq!(of_kind(&free), both(true), "its label is the manager's");
+        assert_eq!(of_kind(&|it| written_by(it, "kubernetes-java-kubectl-apply")), both(true));
+        assert_eq!(of_kind(&reset), both(true), "it has everything");
+        let reset_without_hash = |it: &mut Value| {
+            reset(it);
+            it["metadata"]["annotations"] = json!({});
+        };
+        assert_eq!(of_kind(&reset_without_hash), both(false));
+        assert_eq!(of_kind(&|it| written_by(it, "kubectl-create")), both(false), "owner, labels and hash are copied");
+        assert_eq!(of_kind(&java), both(false));
+        assert_eq!(of_kind(&backed_up), both(false));
     }
 }

@@ -5,13 +5,13 @@
 //! | a Pod that names the VM or can write to a claim of it | is |
 //! |---|---|
 //! | is the VM's by its owner, by what the manager applied, or because the VM's status names it | the VM's |
-//! | is made by something (a StatefulSet) that is the VM's | the VM's |
+//! | is made by something (a StatefulSet) that is proven to be the VM's ([`Object::is_maker_of`]) | the VM's |
 //! | is a former VM's of the same name, or made by something that is | "previous": it must end first |
 //! | any other, that can write to a claim | a stranger: nothing is started beside it, and it is never deleted |
 //!
 //! A guest runs in a Pod if its label, its name or its container says so, or if it can write to a claim of the VM. Other Pods that templates
-//! render are objects like any other, and so are the Pods of what templates render for longer than the VM runs, such as a Job that makes
-//! backups.
+//! render are objects like any other, and so are the Pods of what the manager has made for longer than the VM runs, such as a Job that makes
+//! backups. What only says that it is such a Job may be a person's, so its Pods are strangers.
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use crate::{
         Object, Observed,
         whose::{Whose, is_named_by},
     },
+    ownership::origin::Origin,
 };
 
 /// The Pods of a VM, and what makes them.
@@ -76,7 +77,7 @@ impl<'v, 'a> Guests<'v, 'a> {
             let makes_pods = is_workload(&object.key)
                 || super::is_runtime_object(object) && !is_builtin_kind(&object.key.types())
                 || self.pods.iter().any(|pod| self.is_made_by(pod, object));
-            makes_pods && !object.key.is_pod() && self.is_vms(object) && !self.is_helper(object)
+            makes_pods && !object.key.is_pod() && self.is_vms(object)
         })
     }
 
@@ -115,13 +116,21 @@ impl<'v, 'a> Guests<'v, 'a> {
         self.observed.makers_of(pod).any(|known| known.uid == maker.uid)
     }
 
-    /// Whether something that makes Pods is the VM's.
+    /// Whether something that makes the guest's Pod is the VM's.
     fn is_vms(&self, object: &Object) -> bool {
-        object.maker.is_none() && object.is_of(self.vm)
+        object.maker.is_none() && object.is_maker_of(self.vm) && !is_like_helper(object)
+    }
+
+    /// Whose an object is, with the names of the Pods that templates render.
+    pub fn whose(&self, object: &Object) -> Whose {
+        match &self.observed.pod_names {
+            Some(names) => object.whose_with(self.vm, names),
+            None => object.whose(self.vm),
+        }
     }
 
     fn is_own(&self, pod: &Object) -> bool {
-        pod.is_of(self.vm) || self.observed.makers_of(pod).last().is_some_and(|top| self.is_vms(top))
+        self.whose(pod) == Whose::Vm || self.observed.makers_of(pod).last().is_some_and(|top| self.is_vms(top))
     }
 
     fn is_former(&self, pod: &Object) -> bool {
@@ -155,8 +164,13 @@ impl<'v, 'a> Guests<'v, 'a> {
         self.observed.makers_of(pod).any(|maker| self.is_helper(maker))
     }
 
-    /// Whether templates rendered something that makes Pods, but not for as long as the VM runs: it does not make the guest's Pod.
+    /// Whether the manager has made it for the VM, but not for as long as the VM runs: it does not make the guest's Pod.
     fn is_helper(&self, maker: &Object) -> bool {
-        maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker) && maker.is_of(self.vm)
+        is_like_helper(maker) && maker.origin == Origin::Manager && maker.is_of(self.vm)
     }
+}
+
+/// Whether it looks like something that templates rendered, but not for as long as the VM runs. Anybody may make something that looks so.
+fn is_like_helper(maker: &Object) -> bool {
+    maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker)
 }

@@ -66,7 +66,10 @@ impl TakenOver {
                 "controller": false, "blockOwnerDeletion": true,
             }]);
             let sets: Api<StatefulSet> = Api::namespaced(client.clone(), namespace);
-            sets.create(&PostParams::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
+            // As that release applies it.
+            let apply = PatchParams::apply("kubernetes-java-kubectl-apply").force();
+            set["metadata"].as_object_mut().unwrap().remove("managedFields");
+            sets.patch(NAME, &apply, &Patch::Apply(&set)).await.unwrap();
             let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node_name } });
             let nodes: Api<Node> = Api::all(client.clone());
             nodes.patch(&node_name, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();

@@ -1,7 +1,7 @@
 //! Which Pods are the VM's, and what makes them.
 
 use super::*;
-use crate::ownership::origin::Origin;
+use crate::{ownership::origin::Origin, plan::guests::Guests};
 
 /// The owner references that the StatefulSet controller gives a Pod.
 fn by_set(uid: &str) -> Value {
@@ -234,6 +234,110 @@ fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
     let actions = decide(&vm, &observed);
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].contains("NotOurs") && actions[0].contains("StatefulSet"), "{actions:?}");
+}
+
+/// The VM's objects and its Pod; beside them something of that kind, as the manager would have made it for the VM and then changed by `edit`, and
+/// its Pod, which mounts the VM's disk. With `runtime` it would run the guest.
+fn with_maker(kind: &str, runtime: bool, edit: fn(&mut Value)) -> Observed {
+    let running = vm(|_| ());
+    let mut objects = by_stateful_set(&running, &nothing());
+    objects.retain(|object| object.key.kind == "StatefulSet");
+    (objects[0].key.kind, objects[0].key.name) = (kind.into(), "nightly".into());
+    let made = applied(&objects, |_, object| {
+        (object["kind"], object["metadata"]["name"]) = (json!(kind), json!("nightly"));
+        if !runtime {
+            object["metadata"]["annotations"].as_object_mut().unwrap().remove(LIFETIME_ANNOTATION);
+        }
+        edit(object);
+    });
+    let pod = cluster(&running, |_, object| {
+        let owner = json!({ "apiVersion": "apps/v1", "kind": kind, "name": "nightly", "uid": format!("{kind}-nightly"), "controller": true });
+        let metadata = &mut object["metadata"];
+        (metadata["name"], metadata["uid"]) = (json!("nightly-x"), json!("Pod-nightly-x"));
+        metadata["ownerReferences"] = json!([owner]);
+        metadata["managedFields"][0]["manager"] = json!("kube-controller-manager");
+    });
+    let mut observed = cluster(&running, |_, _| ());
+    observed.objects.extend(made.objects);
+    observed.objects.extend(pod.objects.into_iter().filter(|object| object.key.is_pod()));
+    observed
+}
+
+#[test]
+fn what_only_says_that_it_is_the_vms_makes_strangers_and_is_never_deleted() {
+    let by_a_person: fn(&mut Value) = |it| it["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+    let java: fn(&mut Value) = |it| it["metadata"]["managedFields"][0]["manager"] = json!("Kubernetes Java Client");
+    let other_java: fn(&mut Value) =
+        |it| it["metadata"]["managedFields"][0]["manager"] = json!("kubernetes-java-kubectl-apply");
+    let only_owned: fn(&mut Value) = |it| {
+        (it["metadata"]["labels"], it["metadata"]["annotations"]) = (json!({}), json!({}));
+        it["metadata"]["managedFields"] =
+            json!([{ "manager": "kubectl", "operation": "Update", "fieldsV1": { "f:spec": {} } }]);
+    };
+    let backed_up: fn(&mut Value) = |it| it["metadata"]["managedFields"][0]["time"] = json!("2027-01-14T07:00:00Z");
+    let reset: fn(&mut Value) = |it| it["metadata"]["managedFields"] = json!([]);
+    for (what, edit, runtime, strangers, makers) in [
+        ("the manager's helper", (|_| ()) as fn(&mut Value), false, 0, 0),
+        ("the manager's", |_| (), true, 0, 1),
+        ("a person's helper", by_a_person, false, 1, 0),
+        ("a person's", by_a_person, true, 1, 0),
+        ("a program's", java, true, 1, 0),
+        ("a program's that applies", other_java, true, 1, 0),
+        ("a person's with the VM as owner", only_owned, true, 1, 0),
+        ("a backup's helper", backed_up, false, 1, 0),
+        ("a backup's", backed_up, true, 1, 0),
+        ("a helper after a reset", reset, false, 1, 0),
+        ("reset, with everything", reset, true, 0, 1),
+    ] {
+        for kind in ["StatefulSet", "Job"] {
+            let observed = with_maker(kind, runtime, edit);
+            let running = vm(|_| ());
+            let guests = Guests::new(&running, &observed);
+            assert_eq!((guests.strangers().count(), guests.makers().count()), (strangers, makers), "{kind} {what}");
+            assert_eq!(guests.pod().unwrap().key.name, "apple", "{kind} {what}");
+            if strangers > 0 {
+                assert_eq!(guests.second().unwrap().key.name, "nightly-x", "{kind} {what}");
+                for vm in [running.clone(), stopped()] {
+                    let deleted: Vec<_> =
+                        decide(&vm, &observed).into_iter().filter(|it| it.contains("nightly")).collect();
+                    assert_eq!(deleted, [""; 0], "{kind} {what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pods_of_what_a_helper_makes_are_no_strangers() {
+    let mut observed = with_maker("CronJob", false, |_| ());
+    let job = with_maker("Job", false, |it| {
+        it["metadata"]["managedFields"][0]["manager"] = json!("kube-controller-manager");
+        it["metadata"]["ownerReferences"] = json!([{ "apiVersion": "apps/v1", "kind": "CronJob", "name": "nightly", "uid": "CronJob-nightly", "controller": true }]);
+    });
+    observed.objects.retain(|object| object.key.name != "nightly-x");
+    observed.objects.extend(job.objects.into_iter().filter(|object| object.key.name.starts_with("nightly")));
+    let running = vm(|_| ());
+    assert_eq!(Guests::new(&running, &observed).strangers().count(), 0);
+    // The Job of a person, who says that the CronJob made it but has not its UID.
+    for object in observed.objects.iter_mut().filter(|object| object.key.kind == "CronJob") {
+        Arc::make_mut(object).uid = "another".into();
+    }
+    assert_eq!(Guests::new(&running, &observed).strangers().count(), 1);
+}
+
+#[test]
+fn a_pod_without_proof_is_the_guests_only_with_the_name_of_the_rendered_one() {
+    let mut observed = cluster(&vm(|_| ()), |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["managedFields"] = json!([]);
+        }
+    });
+    for (names, is_own) in [(None, true), (Some("apple"), true), (Some("apple-x"), false)] {
+        observed.pod_names = names.map(|name| vec![name.to_owned()]);
+        let running = vm(|_| ());
+        let guests = Guests::new(&running, &observed);
+        assert_eq!((guests.pod().is_some(), guests.strangers().count()), (is_own, usize::from(!is_own)), "{names:?}");
+    }
 }
 
 #[test]

@@ -15,13 +15,24 @@ struct Copy {
 /// `kubectl debug --copy-to`; a backup; `kubectl get -o yaml --show-managed-fields`, another name, `kubectl create`.
 const COPIES: [Copy; 3] = [
     Copy { name: "debug", manager: "kubectl-debug", keeps: &[] },
-    Copy { name: "restored", manager: "velero-server", keeps: &["labels", "annotations"] },
+    Copy { name: "restored", manager: "a-backup", keeps: &["labels", "annotations"] },
     Copy {
         name: "copied",
         manager: "kubectl-create",
         keeps: &["labels", "annotations", "ownerReferences", "managedFields"],
     },
 ];
+
+/// Brings a Pod back as Velero does: it creates it without its owners, and then gives it the entries of the backup, which is a day old.
+async fn restore(ns: &ManagedNamespace, pod: &Pod, name: &'static str) -> Pod {
+    let copy = copy_of(pod, &Copy { name, manager: "velero-server", keeps: &["labels", "annotations"] });
+    create_as(ns, "velero-server", copy).await;
+    let mut entries = json!(pod.managed_fields());
+    entries.as_array_mut().unwrap().iter_mut().for_each(|entry| entry["time"] = json!("2026-01-15T07:00:00Z"));
+    let patch = Patch::Merge(json!({ "metadata": { "managedFields": entries } }));
+    let parameters = PatchParams { field_manager: Some("velero-server".into()), ..PatchParams::default() };
+    ns.api::<Pod>().patch(name, &parameters, &patch).await.unwrap()
+}
 
 async fn create_as(ns: &ManagedNamespace, manager: &str, pod: Value) -> Pod {
     let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
@@ -68,6 +79,34 @@ async fn a_copy_of_the_vms_pod_is_said_and_never_deleted() {
         ns.remove_pod(copy.name).await;
         ns.pod_when(&name, "made", |_| true).await;
     }
+}
+
+#[tokio::test]
+async fn a_pod_that_velero_brings_back_is_never_deleted_and_said() {
+    let ns = ns("velero").await;
+    let pod = up(&ns, "apple", on_node).await;
+    // Beside the running one.
+    let beside = restore(&ns, &pod, "apple-x").await;
+    ns.vm_with_reason("apple", "ClaimInUse").await;
+    set_state(&ns, "apple", "Stopped").await;
+    ns.pod_when("apple", "going", |going| is_going(going) && going.uid() == pod.uid()).await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    // For a VM that is stopped.
+    let back = restore(&ns, &pod, "apple").await;
+    ns.patch_vm("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
+    set_state(&ns, "apple", "Running").await;
+    ns.vm_when("apple", "refused", |vm| {
+        condition(vm, "Ready").is_some_and(|ready| ["NameTaken", "ClaimInUse"].contains(&ready.1.as_str()))
+    })
+    .await;
+    for made in [&beside, &back] {
+        let found = ns.api::<Pod>().get(&made.name_any()).await.unwrap();
+        assert_eq!((found.uid(), is_going(&found)), (made.uid(), false));
+    }
+    ns.remove_pod("apple").await;
+    ns.remove_pod("apple-x").await;
+    ns.pod_when("apple", "made", |made| made.uid() != back.uid()).await;
 }
 
 #[tokio::test]

@@ -174,7 +174,9 @@ async fn a_job_of_the_vm_that_the_manager_may_not_delete_names_the_right_and_doe
     let job = json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "guest", "ownerReferences": [owner] }, "spec": { "template": pod },
     });
-    ns.namespace.apply(&job.to_string());
+    // As the manager made it for templates of before: one that a person makes is not the VM's.
+    let jobs: Api<k8s_openapi::api::batch::v1::Job> = ns.api();
+    jobs.patch("guest", &PatchParams::apply("vm-operator").force(), &Patch::Apply(&job)).await.unwrap();
     eventually("the Job's Pod", LIMIT, async || (ns.pods().await.len() == 2).then_some(())).await;
     ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     ns.wait_for_no_pod("apple").await;

@@ -24,12 +24,15 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus, DiskEntry},
     },
-    object::{BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION},
+    object::{
+        BELONGS_TO_ANNOTATION, INSTANCE_LABEL, MADE_FOR_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered,
+        VM_ANNOTATION,
+    },
     observed::{Object, Observed},
     ownership::owns_condition,
 };
 
-pub use whose::{Foreign, Whose, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
+pub use whose::{Foreign, Whose, goes_with, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
 
 /// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,6 +226,14 @@ pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendere
     let has_word = is_noted || found.annotations.contains_key(VM_ANNOTATION);
     if let (Some(label), true) = (found.labels.get(INSTANCE_LABEL), has_word) {
         Arc::make_mut(&mut object.value)["metadata"]["labels"][INSTANCE_LABEL] = label.clone().into();
+    }
+    // Whoever has made the claim: it was not made for this VM now.
+    let made_for = found.annotations.get(MADE_FOR_ANNOTATION);
+    if made_for.map(String::as_str) != wanted.value["metadata"]["annotations"][MADE_FOR_ANNOTATION].as_str()
+        && let Some(annotations) = Arc::make_mut(&mut object.value)["metadata"]["annotations"].as_object_mut()
+    {
+        annotations.remove(MADE_FOR_ANNOTATION);
+        annotations.extend(made_for.map(|made_for| (MADE_FOR_ANNOTATION.to_owned(), made_for.clone().into())));
     }
     let size = wanted.value["spec"].pointer("/resources/requests/storage").cloned();
     let grows = may_grow && found.is_bound() && requested_size(&wanted.value["spec"]) > requested_size(&found.spec);

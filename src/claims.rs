@@ -14,6 +14,7 @@ mod whose;
 
 use std::{cmp::Ordering, sync::Arc};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
@@ -24,12 +25,15 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus, DiskEntry},
     },
-    object::{BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION},
-    observed::{Object, Observed},
+    object::{
+        BELONGS_TO_ANNOTATION, INSTANCE_LABEL, MADE_FOR_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered,
+        VM_ANNOTATION,
+    },
+    observed::{Object, Observed, owning_vm},
     ownership::owns_condition,
 };
 
-pub use whose::{Foreign, Whose, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
+pub use whose::{Foreign, Whose, goes_with, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
 
 /// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,7 +195,35 @@ fn is_in_use(observed: &Observed, claim: &str) -> bool {
     pods.any(|pod| pod.mounted_claims().any(|(mounted, writes)| writes && mounted == claim))
 }
 
-/// The object to apply to a claim that the VM takes: only to this version of it. Of two VMs that take it at once, one is refused.
+/// The owners of a claim that the VM takes, without other VMs: it would be deleted with one of them. `None`: there are none such.
+pub fn without_other_vms(vm: &VirtualMachine, owners: &[OwnerReference]) -> Option<Vec<OwnerReference>> {
+    let is_other = |owner: &OwnerReference| {
+        owning_vm(std::slice::from_ref(owner)).is_some() && Some(&owner.uid) != vm.metadata.uid.as_ref()
+    };
+    let kept: Vec<_> = owners.iter().filter(|owner| !is_other(owner)).cloned().collect();
+    (kept.len() < owners.len()).then_some(kept)
+}
+
+/// Whether another VM owns the claim.
+pub fn has_other_vm(vm: &VirtualMachine, claim: &Object) -> bool {
+    claim.owner_vm.as_ref().is_some_and(|owner| *owner != vm.name_any())
+}
+
+/// With what else than the VM, or what makes its Pods, the claim is deleted: its other owners, of which the kind and the name are known of the controller and
+/// of a VM.
+fn owner_finding(vm: &VirtualMachine, observed: &Observed, found: &Object) -> Option<ClaimFinding> {
+    let vm_uid = vm.uid().unwrap_or_default();
+    let is_vms = |uid: &str| uid == vm_uid || observed.objects.iter().chain(&observed.makers).any(|it| it.uid == uid);
+    let mut others = found.owners.iter().filter(|uid| !is_vms(uid));
+    let first = others.next()?;
+    let maker = found.maker.as_ref().filter(|maker| !is_vms(&maker.uid)).map(|maker| maker.key.to_string());
+    let other_vm = || found.owner_vm.as_ref().filter(|_| has_other_vm(vm, found)).map(|name| format!("the VM {name}"));
+    let owner = maker.or_else(other_vm).unwrap_or_else(|| format!("the object with the UID {first}"));
+    Some(ClaimFinding { answer: Some(owner), ..ClaimFinding::new(Reason::ClaimOwned) })
+}
+
+/// The object to apply to a claim that the VM takes, and to one that another VM owns: only to this version of it. Of two VMs that take it at
+/// once, one is refused. Before it is applied, other VMs are removed from its owners ([`without_other_vms`]).
 pub fn as_taken(mut object: Rendered, found: &Object) -> Rendered {
     Arc::make_mut(&mut object.value)["metadata"]["resourceVersion"] = found.version.to_string().into();
     object
@@ -223,6 +255,14 @@ pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendere
     let has_word = is_noted || found.annotations.contains_key(VM_ANNOTATION);
     if let (Some(label), true) = (found.labels.get(INSTANCE_LABEL), has_word) {
         Arc::make_mut(&mut object.value)["metadata"]["labels"][INSTANCE_LABEL] = label.clone().into();
+    }
+    // Whoever has made the claim: it was not made for this VM now.
+    let made_for = found.annotations.get(MADE_FOR_ANNOTATION);
+    if made_for.map(String::as_str) != wanted.value["metadata"]["annotations"][MADE_FOR_ANNOTATION].as_str()
+        && let Some(annotations) = Arc::make_mut(&mut object.value)["metadata"]["annotations"].as_object_mut()
+    {
+        annotations.remove(MADE_FOR_ANNOTATION);
+        annotations.extend(made_for.map(|made_for| (MADE_FOR_ANNOTATION.to_owned(), made_for.clone().into())));
     }
     let size = wanted.value["spec"].pointer("/resources/requests/storage").cloned();
     let grows = may_grow && found.is_bound() && requested_size(&wanted.value["spec"]) > requested_size(&found.spec);
@@ -281,7 +321,7 @@ pub fn claims(
         let found = observed.get(&wanted.key).map(|found| (found, whose(vm, observed, found)));
         match (found, missing(vm, &name)) {
             (Some((found, Whose::Own | Whose::Former)), _) => {
-                let findings = findings(vm, wanted, found, refusals);
+                let findings = findings(vm, observed, wanted, found, refusals);
                 ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, entry, findings }
             }
             (Some((_, Whose::Foreign(why))), known) => {
@@ -358,7 +398,9 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     let sentences = findings.iter().map(|(finding, claim)| sentence(claim, finding)).chain(kept).chain(lost);
     Some(NewCondition {
         type_: STORAGE_READY,
-        status: findings.iter().all(|(finding, _)| finding.reason == Reason::ShrinkRefused),
+        status: findings
+            .iter()
+            .all(|(finding, _)| matches!(finding.reason, Reason::ClaimOwned | Reason::ShrinkRefused)),
         reason: findings.first().map_or(Reason::ClaimsBound, |(finding, _)| finding.reason),
         message: sentences.collect::<Vec<_>>().join("; "),
     })
@@ -433,6 +475,10 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
             if finding.generation.is_some() { " (tried again when the VM's spec changes)" } else { "" }
         ),
         Reason::GrowthPending => format!("claim {claim} has {current} and will have {wanted}"),
+        Reason::ClaimOwned => format!(
+            "claim {claim} is deleted, with its data, together with {}, which owns it: remove that owner from the claim to keep it",
+            finding.answer.as_deref().unwrap_or("something else")
+        ),
         Reason::ShrinkRefused => format!("claim {claim} keeps its {current}: a volume can't shrink to {wanted}"),
         Reason::ChangeRefused => {
             let is_empty = findings.iter().any(|finding| finding.reason == Reason::ClaimPending);
@@ -449,7 +495,13 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
 const UNCHANGEABLE: [&str; 6] =
     ["accessModes", "volumeMode", "storageClassName", "selector", "dataSource", "dataSourceRef"];
 
-fn findings(vm: &VirtualMachine, rendered: &Rendered, found: &Object, refusals: &[Refusal]) -> Vec<ClaimFinding> {
+fn findings(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    rendered: &Rendered,
+    found: &Object,
+    refusals: &[Refusal],
+) -> Vec<ClaimFinding> {
     let deleting = found.deleting.map(|_| ClaimFinding::new(Reason::ClaimDeleting));
     let findings = [
         deleting,
@@ -457,6 +509,7 @@ fn findings(vm: &VirtualMachine, rendered: &Rendered, found: &Object, refusals: 
         size_finding(vm, rendered, found, refusals),
         change_finding(rendered, found),
         resize_finding(found),
+        owner_finding(vm, observed, found),
     ];
     findings.into_iter().flatten().collect()
 }
@@ -606,6 +659,59 @@ mod tests {
         later.metadata.generation = Some(4);
         assert_eq!(reasons(&reported(&later, &[])), [Reason::GrowthPending]);
         assert_eq!(reasons(&reported(&first, &refusal("apple-runner-data"))), [Reason::GrowthPending]);
+    }
+
+    #[test]
+    fn a_claim_that_is_taken_keeps_no_other_vm_as_its_owner() {
+        let apple = vm(|_| ());
+        let owner = |kind: &str, uid: &str| OwnerReference {
+            api_version: if kind == "VirtualMachine" { "vmoperator.jdrupes.org/v1" } else { "batch/v1" }.into(),
+            kind: kind.into(),
+            name: uid.into(),
+            uid: uid.into(),
+            ..OwnerReference::default()
+        };
+        let (own, web, job) =
+            (owner("VirtualMachine", "apple-uid"), owner("VirtualMachine", "web"), owner("Job", "copy"));
+        for (owners, kept) in [
+            (vec![], None),
+            (vec![own.clone(), job.clone()], None),
+            (vec![web.clone()], Some(vec![])),
+            (vec![web, own.clone(), job.clone()], Some(vec![own, job])),
+        ] {
+            assert_eq!(without_other_vms(&apple, &owners), kept, "{owners:?}");
+        }
+    }
+
+    #[test]
+    fn storage_ready_names_what_else_a_claim_is_deleted_with() {
+        let apple = vm(|_| ());
+        let with = |owner: Value| {
+            let observed = applied(&rendered(&apple, &nothing()), |kind, object| {
+                if kind == "PersistentVolumeClaim" {
+                    object["status"]["phase"] = json!("Bound");
+                    if object["metadata"]["name"] == CLAIM {
+                        object["metadata"]["ownerReferences"] = json!([owner]);
+                    }
+                }
+            });
+            let objects = rendered(&apple, &observed);
+            storage_ready(&claims(&apple, &observed, &objects, &[]), &objects).unwrap()
+        };
+        let vms = |name: &str, uid: &str| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": name, "uid": uid });
+        let job = |controller: bool| json!({ "apiVersion": "batch/v1", "kind": "Job", "name": "copy", "uid": "u-job", "controller": controller });
+        assert_eq!(with(vms("apple", "apple-uid")).reason, Reason::ClaimsBound);
+        for (owner, named) in [
+            (vms("web", "u-web"), "the VM web"),
+            (job(true), "Job copy"),
+            (job(false), "the object with the UID u-job"),
+        ] {
+            let condition = with(owner);
+            assert_eq!((condition.status, condition.reason), (true, Reason::ClaimOwned));
+            let expected =
+                format!("claim apple-core-disk is deleted, with its data, together with {named}, which owns it: ");
+            assert!(condition.message.starts_with(&expected), "{}", condition.message);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod current;
 pub mod list_watch;
 pub mod mounts;
 pub mod packed;
+mod release;
 mod reports;
 pub mod rights;
 pub mod watch;
@@ -405,7 +406,8 @@ impl Cluster {
         // With a UID, the API server refuses to apply to an object that was deleted and created again meanwhile. Without one, the object
         // must not exist, because an apply would merge into it.
         let condition = uid.map_or(("resourceVersion", NO_VERSION), |uid| ("uid", uid));
-        let applied = match self.apply_if(&namespace_of(vm), key, &object.value, condition).await {
+        let value = self.released(vm, key, &object.value).await.map_err(failed)?;
+        let applied = match self.apply_if(&namespace_of(vm), key, &value, condition).await {
             Err(kube::Error::Api(status)) if uid.is_none() && status.code == 409 => {
                 let answer = kube::Error::Api(status);
                 match self.get(&namespace_of(vm), key).await.map_err(failed)? {
@@ -437,7 +439,8 @@ impl Cluster {
             // Somebody else may have taken the owner away, as at the deletion of the VM.
             Conflict::Apply(_) if adopts(rendered, &found) && !self.is_current(vm).await? => Err(failed(answer)),
             Conflict::Apply(object) => {
-                let applied = self.apply_if(&namespace_of(vm), key, &object.value, ("uid", &found.uid)).await;
+                let value = self.released(vm, key, &object.value).await.map_err(failed)?;
+                let applied = self.apply_if(&namespace_of(vm), key, &value, ("uid", &found.uid)).await;
                 self.store_applied(key, applied.map_err(failed)?);
                 if is_another_volume(rendered, &found) { Err(ActionError::Adopted(key.clone())) } else { Ok(()) }
             }

@@ -81,7 +81,8 @@ pub const POOL_LABEL: &str = "vmoperator.jdrupes.org/pool";
 pub const POOL_TEMPLATE_ANNOTATION: &str = "vmoperator.jdrupes.org/poolTemplate";
 /// Nobody has had the VM yet. A pool with `spec.reset` makes its VMs with it, and the manager takes it away when somebody has had the VM.
 pub const UNUSED_ANNOTATION: &str = "vmoperator.jdrupes.org/unused";
-/// The UID of the VM for which the manager has made a claim. Only claims of VMs with [`UNUSED_ANNOTATION`] get it.
+/// The UID of the VM for which the manager has made a claim. Only claims of VMs with [`UNUSED_ANNOTATION`] or [`PROTOTYPE_ANNOTATION`] get it: only
+/// such a claim may be deleted with its VM ([`crate::claims::goes_with`]).
 pub const MADE_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/madeFor";
 
 /// The VM to which a claim belongs, as `NAME/UID`. The manager applies it ([`crate::claims::whose`]).

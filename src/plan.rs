@@ -662,9 +662,10 @@ impl<'a> Planner<'a> {
         }
         let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
-        let is_taken = !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
+        let is_others = claims::has_other_vm(self.vm, found);
+        let is_taken = is_others || !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
         let wanted = if is_taken { claims::as_taken(wanted, found) } else { wanted };
-        (!is_same || grows || !found.owns_all_of(&owned))
+        (!is_same || grows || is_others || !found.owns_all_of(&owned))
             .then(|| Action::Apply { object: wanted, uid: Some(found.uid.clone()) })
     }
 }

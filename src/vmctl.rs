@@ -329,16 +329,15 @@ impl Holder {
         });
     }
 
-    /// With `--disks ephemeral`: the claims go with the VM.
+    /// With `--disks ephemeral`: the claims that were made for the VM go with it.
     async fn own_claims(&mut self, vm: &VirtualMachine) -> Result<(), Error> {
         if self.order.disks == Disks::Keep {
             return Ok(());
         }
-        let vm_uid = vm.uid().unwrap_or_default();
         for claim in vm.status.iter().flat_map(|status| &status.claims) {
             let is_wanted = |uid: &&String| !self.owned.contains(*uid) && standing::is_own_claim(vm, &claim.name);
             let Some(uid) = claim.uid.as_ref().filter(is_wanted) else { continue };
-            match self.cluster.own_claim(&self.name, &vm_uid, &claim.name, uid).await {
+            match self.cluster.own_claim(vm, &claim.name, Some(uid)).await {
                 Ok(()) => drop(self.owned.insert(uid.clone())),
                 Err(error) if error.is_final() => return Err(error.into()),
                 // The next change of the VM brings the next try.
@@ -355,9 +354,8 @@ impl Holder {
         }
         let vm = self.cluster.whole_vm(&self.name).await?;
         let Some(vm) = vm.filter(|vm| vm.uid().as_deref() == Some(uid)) else { return Ok(()) };
-        let names = claims::possible_names(&vm).collect();
-        for (claim, claim_uid) in self.cluster.claims_without_owner(&self.name, uid, names).await? {
-            self.cluster.own_claim(&self.name, uid, &claim, &claim_uid).await?;
+        for claim in claims::possible_names(&vm) {
+            self.cluster.own_claim(&vm, &claim, None).await?;
         }
         Ok(())
     }

@@ -104,6 +104,7 @@ reasons! {
     ClaimPending, "StorageReady=False", Passing, "A claim is not bound to a volume yet.";
     GrowthPending, "StorageReady=False", Passing, "A claim is not asked to grow yet.";
     Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
+    ClaimOwned, "StorageReady=True, event", Warning, "Something else than the VM owns a claim, such as a Job or a DataVolume, and the claim is deleted together with it. The message names it.";
     ShrinkRefused, "StorageReady=True, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the larger disk.";
     CloudInitUnusable, "SpecQuestionable=True, event", Warning, "cloud-init will ignore some or all of the VM's data: a cloud-config that is no YAML or has keys that do not exist, or a kind of data that it does not know. The message has field and line. The VM starts all the same.";
     MemoryLimitTooLow, "SpecQuestionable=True, event", Warning, "The limit of memory has no room for QEMU beside the guest's memory, so the VM will be killed for its memory. The message has the limit that suffices.";

@@ -20,9 +20,9 @@
 //! Lines four to six and the last two do not count if a person has given the claim the annotation `vmoperator.jdrupes.org/vm` with the name of
 //! this VM ([`Whose::Free`]): who may write the claim may say whose it is. Who may only write VMs could choose names that fit any claim.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
-use kube::ResourceExt;
+use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::Value;
 
 use super::{known, missing};
@@ -33,6 +33,7 @@ use crate::{
         UNUSED_ANNOTATION, VM_ANNOTATION, belongs_to, named_vm,
     },
     observed::{Claimant, Object, Observed},
+    ownership::{OBJECT_MANAGER, has_applied},
 };
 
 /// Whose a claim is, seen from a VM whose disk has its name.
@@ -202,8 +203,30 @@ pub fn was_of(vm: &VirtualMachine, claim: &Object) -> bool {
     is_known || is_noted
 }
 
-/// Notes in a rendered claim to which VM it belongs, and of which prototype that is; and, of a VM that nobody has had, that the claim was made for
-/// it: a claim that exists keeps what it has, because a person, a backup or another VM may have made it. What a VM's spec says about this in the
+/// Whether the VM's claims may be deleted with it: a pool with `spec.reset` or vmctl has made the VM. Only what the manager makes for such a VM gets
+/// the annotation [`MADE_FOR_ANNOTATION`].
+fn may_lose_claims(vm: &VirtualMachine) -> bool {
+    [UNUSED_ANNOTATION, PROTOTYPE_ANNOTATION].iter().any(|mark| vm.annotations().contains_key(*mark))
+}
+
+/// Whether a claim may be deleted with its VM, by the pool or the vmctl that has made the VM: the manager has made the claim for this very VM, which
+/// uses it, as far as its status says, and nobody else has an interest in it. A claim that was there before the VM, that a person has made, copied
+/// or given to a VM, or that has another owner is not deleted.
+pub fn goes_with(vm: &VirtualMachine, claim: &ObjectMeta) -> bool {
+    let (Some(uid), none) = (vm.metadata.uid.as_deref(), BTreeMap::new()) else { return false };
+    let annotations = claim.annotations.as_ref().unwrap_or(&none);
+    let mut known = vm.status.iter().flat_map(|status| &status.claims);
+    let is_unused = known.any(|known| known.unused && known.uid == claim.uid);
+    annotations.get(MADE_FOR_ANNOTATION).is_some_and(|made_for| made_for == uid)
+        && belongs_to(annotations).is_none_or(|(_, noted)| noted == uid)
+        && annotations.get(VM_ANNOTATION).is_none_or(|given_to| *given_to == vm.name_any())
+        && has_applied(claim, OBJECT_MANAGER)
+        && claim.owner_references.iter().flatten().all(|owner| owner.uid == uid)
+        && !is_unused
+}
+
+/// Notes in a rendered claim to which VM it belongs, and of which prototype that is; and, of a VM with which its claims may be deleted, that the claim
+/// was made for it: a claim that exists keeps what it has, because a person, a backup or another VM may have made it. What a VM's spec says about this in the
 /// metadata of a disk does not count.
 pub fn note_origin(vm: &VirtualMachine, observed: &Observed, object: &mut Value) {
     if object["kind"] != "PersistentVolumeClaim" {
@@ -213,7 +236,7 @@ pub fn note_origin(vm: &VirtualMachine, observed: &Observed, object: &mut Value)
     let found = observed.objects.iter().find(|found| found.key.is_claim() && found.key.name == name);
     let made_for = match found {
         Some(found) => found.annotations.get(MADE_FOR_ANNOTATION).cloned(),
-        None => vm.uid().filter(|_| vm.annotations().contains_key(UNUSED_ANNOTATION)),
+        None => vm.uid().filter(|_| may_lose_claims(vm)),
     };
     let notes = [
         (BELONGS_TO_ANNOTATION, vm.uid().map(|uid| format!("{}/{uid}", vm.name_any()))),
@@ -237,6 +260,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::claims::as_existing;
     use crate::test_support::{applied, nothing, rendered, vm};
 
     const CLAIM: &str = "apple-core-disk";
@@ -408,6 +432,72 @@ mod tests {
         ] {
             assert_eq!(annotations[name], expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_claim_goes_with_the_vm_only_if_it_was_made_for_it_and_is_nobody_elses() {
+        let vm = |unused: bool| {
+            let claims = json!([{ "name": CLAIM, "uid": "u-1", "unused": unused }]);
+            vm(|vm| vm["status"] = json!({ "claims": claims }))
+        };
+        let claim = |edit: &dyn Fn(&mut Value)| {
+            let mut claim = json!({
+                "name": CLAIM, "uid": "u-1", "creationTimestamp": "2027-01-15T06:00:00Z",
+                "annotations": { BELONGS_TO_ANNOTATION: "apple/apple-uid", MADE_FOR_ANNOTATION: "apple-uid" },
+                "managedFields": [{ "manager": OBJECT_MANAGER, "operation": "Apply", "time": "2027-01-15T06:00:00Z" }],
+            });
+            edit(&mut claim);
+            serde_json::from_value::<ObjectMeta>(claim).unwrap()
+        };
+        let annotated = |name: &'static str, value: Value| {
+            claim(&move |claim: &mut Value| claim["annotations"][name] = value.clone())
+        };
+        let owned = |kind: &'static str, uid: &'static str| {
+            claim(&|claim| {
+                claim["ownerReferences"] = json!([{ "apiVersion": "v1", "kind": kind, "name": "o", "uid": uid }])
+            })
+        };
+        let without =
+            |name: &'static str| claim(&|claim| drop(claim["annotations"].as_object_mut().unwrap().remove(name)));
+        for (what, expected, claim) in [
+            ("made for the VM", true, claim(&|_| ())),
+            ("not in the status yet", true, claim(&|claim| claim["uid"] = json!("u-2"))),
+            ("owned by the VM already", true, owned("VirtualMachine", "apple-uid")),
+            ("given to the VM that has it", true, annotated(VM_ANNOTATION, json!("apple"))),
+            ("kept of the VM before", false, annotated(MADE_FOR_ANNOTATION, json!("u-before"))),
+            ("made by a person", false, without(MADE_FOR_ANNOTATION)),
+            ("taken by another VM", false, annotated(BELONGS_TO_ANNOTATION, json!("web-p/u-web-p"))),
+            ("given to another VM", false, annotated(VM_ANNOTATION, json!("web-p"))),
+            ("of another owner too", false, owned("Job", "u-job")),
+            ("a person's copy", false, claim(&|claim| claim["managedFields"][0]["manager"] = json!("kubectl"))),
+            (
+                "restored from a backup",
+                false,
+                claim(&|claim| claim["creationTimestamp"] = json!("2027-01-15T07:00:00Z")),
+            ),
+        ] {
+            assert_eq!(goes_with(&vm(false), &claim), expected, "{what}");
+        }
+        assert!(!goes_with(&vm(true), &claim(&|_| ())), "not used any more");
+    }
+
+    #[test]
+    fn a_claim_of_a_vm_with_which_it_may_be_deleted_is_marked_when_it_is_made() {
+        let made_for = |annotation: &str, exists: bool| {
+            let marked = vm(|vm| vm["metadata"]["annotations"] = json!({ annotation: "x" }));
+            let observed = if exists { applied(&rendered(&new(), &nothing()), |_, _| ()) } else { nothing() };
+            let objects = rendered(&marked, &observed);
+            let claim = objects.iter().find(|object| object.key.name == CLAIM).unwrap().clone();
+            // That the claim exists may be known only when it is to be made.
+            let found = as_existing(&claim, &of_a_person(&|_| ()), false);
+            assert_eq!(found.value["metadata"]["annotations"][MADE_FOR_ANNOTATION], Value::Null);
+            claim.value["metadata"]["annotations"][MADE_FOR_ANNOTATION].clone()
+        };
+        for annotation in [UNUSED_ANNOTATION, PROTOTYPE_ANNOTATION] {
+            assert_eq!(made_for(annotation, false), json!("apple-uid"), "{annotation}");
+            assert_eq!(made_for(annotation, true), Value::Null, "{annotation}, and the claim exists");
+        }
+        assert_eq!(made_for("other", false), Value::Null);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api, Client, CustomResourceExt, Resource, ResourceExt,
+    Api, Client, CustomResourceExt, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     core::{DynamicObject, ObjectMeta},
 };
@@ -18,7 +18,7 @@ use crate::{
     claims,
     cluster::NO_VERSION,
     metrics::Metrics,
-    object::{MADE_FOR_ANNOTATION, POOL_LABEL},
+    object::POOL_LABEL,
     ownership::{MEMBER_MANAGER, is_made_by_pool},
 };
 
@@ -153,17 +153,15 @@ impl Members<'_> {
         Ok(found.map_err(failed)?.is_none_or(|vm| is_made(vm.meta(), pool)))
     }
 
-    /// The claims that were made for a VM and that it has, each with its UID. Others are somebody else's, such as a copy that a person has made.
+    /// The claims that go with a VM ([`claims::goes_with`]), each with its UID.
     async fn claims_of(&self, name: &str, uid: Option<&str>) -> kube::Result<Vec<(String, String)>> {
         let vms = Api::<StoredVm>::namespaced(self.client.clone(), &self.namespace);
         let found = vms.get_opt(name).await?.filter(|StoredVm(vm)| vm.metadata.uid.as_deref() == uid);
         let mut own = Vec::new();
-        for claim in found.iter().filter_map(|StoredVm(vm)| vm.status.as_ref()).flat_map(|status| &status.claims) {
-            let Some(found) = self.claims().get_metadata_opt(&claim.name).await?.filter(|_| !claim.unused) else {
-                continue;
-            };
-            let is_made_for_it = found.annotations().get(MADE_FOR_ANNOTATION).map(String::as_str) == uid;
-            if is_made_for_it && found.owner_references().is_empty() && found.metadata.uid == claim.uid {
+        let Some(StoredVm(vm)) = found else { return Ok(own) };
+        for claim in vm.status.iter().flat_map(|status| &status.claims).filter(|claim| !claim.unused) {
+            let Some(found) = self.claims().get_metadata_opt(&claim.name).await? else { continue };
+            if claims::goes_with(&vm, &found.metadata) && found.metadata.uid == claim.uid {
                 own.extend(found.metadata.uid.map(|uid| (claim.name.clone(), uid)));
             }
         }

@@ -161,16 +161,21 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Makes a VM the owner of a claim, so that the garbage collector deletes the claim with it.
-    pub async fn own_claim(&self, vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Result<(), RequestError> {
-        let owned = claims::owned_by(vm, vm_uid, claim, uid);
+    /// Makes a VM the owner of a claim, so that the garbage collector deletes the claim with it, if it is one that goes with the VM
+    /// ([`standing::is_to_own`]). `uid`: only if the claim has that one.
+    pub async fn own_claim(&self, vm: &VirtualMachine, claim: &str, uid: Option<&str>) -> Result<(), RequestError> {
+        let found = self.claim(claim).await?.filter(|found| standing::is_to_own(vm, found));
+        let found = found.and_then(|found| found.uid).filter(|found| uid.is_none_or(|uid| uid == found));
+        let Some(claim_uid) = found else { return Ok(()) };
+        let vm_name = vm.name_any();
+        let owned = claims::owned_by(&vm_name, &vm.uid().unwrap_or_default(), claim, &claim_uid);
         let (claims, parameters) = (self.claims(), PatchParams::apply(FIELD_MANAGER));
         match answered(claims.patch_metadata(claim, &parameters, &Patch::Apply(&owned))).await {
             Ok(_) => Ok(()),
             // It is gone already.
             Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(()),
             Err(source) => {
-                let what = format!("make vm {}/{vm} the owner of the claim {claim}", self.namespace);
+                let what = format!("make vm {}/{vm_name} the owner of the claim {claim}", self.namespace);
                 Err(RequestError { what, source })
             }
         }
@@ -180,23 +185,6 @@ impl Cluster {
         let found = answered(self.claims().get_metadata_opt(name)).await;
         let found = found.map_err(failed(|| format!("read the claim {}/{name}", self.namespace)))?;
         Ok(found.map(|claim| claim.metadata))
-    }
-
-    /// Those of these claims that were made for a VM and do not have it as their owner yet: their names and UIDs.
-    pub async fn claims_without_owner(
-        &self,
-        vm: &str,
-        vm_uid: &str,
-        claims: Vec<String>,
-    ) -> Result<Vec<(String, String)>, RequestError> {
-        let mut found = vec![];
-        for name in claims {
-            let claim = self.claim(&name).await?.filter(|claim| standing::lacks_owner(claim, vm, vm_uid));
-            if let Some(uid) = claim.and_then(|claim| claim.uid) {
-                found.push((name, uid));
-            }
-        }
-        Ok(found)
     }
 
     /// The claims that the Pod of a VM may write to. Whose a Pod is [`vms_pod`] decides: anybody may give a Pod the VM's labels.

@@ -1,6 +1,6 @@
 //! Whose a VM is that has the name of the derived one, which VMs have lost their Pod, and whether a guest is up. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use kube::{ResourceExt, core::ObjectMeta};
 
@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     api::{VirtualMachine, conditions, full_name},
-    object::{PROTOTYPE_ANNOTATION, belongs_to, named_vm},
+    claims,
+    object::PROTOTYPE_ANNOTATION,
     ownership::has_applied,
 };
 
@@ -189,16 +190,13 @@ pub fn is_own_claim(vm: &VirtualMachine, claim: &str) -> bool {
     claim.contains(&vm.name_any()) || vm.uid().is_some_and(|uid| claim.contains(&uid))
 }
 
-/// Whether a claim was made for a VM of that name and does not have the one with that UID as its owner yet.
-pub fn lacks_owner(claim: &ObjectMeta, vm: &str, vm_uid: &str) -> bool {
-    let none = BTreeMap::new();
-    let named = named_vm(claim.annotations.as_ref().unwrap_or(&none), claim.labels.as_ref().unwrap_or(&none));
+/// Whether a VM whose disks are deleted with it is to own a claim: the claim goes with it, and does not have it as its owner yet.
+pub fn is_to_own(vm: &VirtualMachine, claim: &ObjectMeta) -> bool {
     let mut owners = claim.owner_references.iter().flatten();
-    let is_vms = match belongs_to(claim.annotations.as_ref().unwrap_or(&none)) {
-        Some((_, uid)) => uid == vm_uid,
-        None => named.is_some_and(|named| named == vm),
-    };
-    is_vms && claim.deletion_timestamp.is_none() && !owners.any(|it| it.uid == vm_uid)
+    claim.name.as_ref().is_some_and(|name| is_own_claim(vm, name))
+        && claims::goes_with(vm, claim)
+        && claim.deletion_timestamp.is_none()
+        && !owners.any(|owner| Some(&owner.uid) == vm.metadata.uid.as_ref())
 }
 
 /// When vmctl's Pod is ready.

@@ -126,23 +126,26 @@ fn a_claim_that_is_not_the_vms_is_fixed_in_a_template() {
 }
 
 #[test]
-fn a_claim_that_was_made_for_the_vm_lacks_an_owner_until_it_has_one() {
-    let claim = |labels: serde_json::Value, owners: serde_json::Value, time: Option<&str>| {
-        let claim = json!({ "name": "apple-core-disk", "labels": labels, "ownerReferences": owners, "deletionTimestamp": time });
+fn the_vm_is_to_own_a_claim_that_was_made_for_it_until_it_does() {
+    let claim = |name: &str, made_for: &str, owner: Option<&str>, time: Option<&str>| {
+        let owner = owner.map(|uid| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }));
+        let claim = json!({
+            "name": name, "uid": "u", "ownerReferences": owner.into_iter().collect::<Vec<_>>(), "deletionTimestamp": time,
+            "annotations": { "vmoperator.jdrupes.org/madeFor": made_for },
+            "managedFields": [{ "manager": "vm-operator", "operation": "Apply" }],
+        });
         serde_json::from_value::<ObjectMeta>(claim).unwrap()
     };
-    let of = |vm: &str| json!({ "app.kubernetes.io/instance": vm });
-    let owned = |uid: &str| json!([{ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }]);
-    for (claim, lacks) in [
-        (claim(of("apple"), json!(null), None), true),
-        (claim(of("apple"), owned("u-before"), None), true),
-        (claim(of("apple"), owned("u-1"), None), false),
-        (claim(of("apple"), json!(null), Some("2027-01-15T08:00:00Z")), false),
-        (claim(of("pear"), json!(null), None), false),
-        // Nobody knows whose it is.
-        (claim(json!(null), json!(null), None), false),
+    let vm = test_support::vm(|_| ());
+    let disk = "apple-core-disk";
+    for (claim, expected) in [
+        (claim(disk, "apple-uid", None, None), true),
+        (claim(disk, "u-before", None, None), false),
+        (claim(disk, "apple-uid", Some("apple-uid"), None), false),
+        (claim(disk, "apple-uid", None, Some("2027-01-15T08:00:00Z")), false),
+        (claim("shared", "apple-uid", None, None), false),
     ] {
-        assert_eq!(lacks_owner(&claim, "apple", "u-1"), lacks, "{claim:?}");
+        assert_eq!(is_to_own(&vm, &claim), expected, "{claim:?}");
     }
 }
 

@@ -32,6 +32,7 @@ mod mounts;
 pub mod outline;
 pub mod output;
 pub mod patches;
+mod pod;
 mod read;
 pub mod runner;
 pub mod schema;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    RandomInput, TemplateError, TemplateSet, first_start, guest::runs_guest, mounts::Owners as Claims, render, valid,
+    RandomInput, TemplateError, TemplateSet, first_start, mounts::Owners as Claims, pod::is_guest, render, valid,
 };
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus},
@@ -168,8 +168,8 @@ pub fn check_change(
         for object in &after {
             note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
         }
-        if let Some(lost) = before.iter().find(|object| runs_guest(object))
-            && !after.iter().any(runs_guest)
+        if let Some(lost) = before.iter().find(|object| is_guest(object))
+            && !after.iter().any(is_guest)
         {
             let message = format!(
                 "{} is not rendered any more, and nothing else with a container {CONTAINER_NAME}: the VM would have no guest",
@@ -487,14 +487,14 @@ mod tests {
 
     #[test]
     fn a_set_that_takes_the_runner_away_is_refused() {
-        let config = ReconcilerConfig::default();
+        let config = ReconcilerConfig { allowed_kinds: vec!["*".to_owned()].into(), ..ReconcilerConfig::default() };
         let pod = |containers: &str| {
             format!(
                 "apiVersion: v1\nkind: Pod\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\nspec: {{containers: [{{name: {containers}, image: x}}]}}\n"
             )
         };
-        let maker = |kind: &str| {
-            pod("x")
+        let maker = |kind: &str, container: &str| {
+            pod(container)
                 .replace("v1\nkind: Pod", &format!("x/v1\nkind: {kind}"))
                 .replace("spec: ", "spec: {template: {spec: ")
                 .replace("}]}\n", "}]}}}\n")
@@ -503,10 +503,15 @@ mod tests {
         for (file, is_good) in [
             (String::new(), false),
             (pod("sidecar"), false),
-            (maker("Job").replace("x/v1", "batch/v1"), false),
+            (maker("Job", "x").replace("x/v1", "batch/v1"), false),
+            // What makes a Pod without the runner is a helper.
+            (maker("Deployment", "x").replace("x/v1", "apps/v1"), false),
+            (maker("StatefulSet", "x").replace("x/v1", "apps/v1"), false),
+            (maker("Thing", "x"), false),
             (pod("vm-runner"), true),
             (pod(vm_named), true),
-            (maker("StatefulSet").replace("x/v1", "apps/v1"), true),
+            (maker("StatefulSet", "vm-runner").replace("x/v1", "apps/v1"), true),
+            (maker("Thing", "vm-runner"), true),
         ] {
             let new = set(&[("pod.yaml.j2", &file)]);
             let checked = check(Some(&set(&[])), &new, vms(), &config);

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     TemplateError,
-    guest::{has_runner, pod_spec},
+    pod::{is_guest, pod_specs},
 };
 use crate::{
     api::VirtualMachine,
@@ -20,7 +20,7 @@ use crate::{
 
 /// The claims that the Pods of an object mount, with whether they can write to them.
 pub(super) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
-    let volumes = pod_spec(object).and_then(|spec| spec["volumes"].as_array()).into_iter().flatten();
+    let volumes = pod_specs(object).into_iter().filter_map(|spec| spec["volumes"].as_array()).flatten();
     volumes.filter_map(|volume| {
         let claim = volume.get("persistentVolumeClaim")?;
         Some((claim["claimName"].as_str()?, claim["readOnly"] != true))
@@ -44,7 +44,7 @@ pub(super) fn check<'a>(
     wanted: impl Iterator<Item = &'a str>,
     objects: &[Rendered],
 ) -> Result<(), TemplateError> {
-    let Some(guest) = objects.iter().find(|object| has_runner(object)) else { return Ok(()) };
+    let Some(guest) = objects.iter().find(|object| is_guest(object)) else { return Ok(()) };
     let wanted: BTreeSet<&str> = wanted.collect();
     let exists = |name: &str| observed.claim(name).is_some();
     let lost = wanted

@@ -218,6 +218,41 @@ mod tests {
                      metadata: {name: apple}\nspec: {{ pod.spec | merge({'volumes': []}) }}\n";
         let lost = error(&[("pod.yaml.j2", other)]).unwrap_or_default();
         assert!(lost.contains("Pod apple does not mount the claim apple-core-disk, which the VM has"), "{lost}");
+        let patch = |patch: &str| error(&[("x.patch.yaml", &format!("target: {{kind: Pod}}\n{patch}\n"))]);
+        let merge = |spec: &str| patch(&format!("strategicMerge: {{spec: {spec}}}"));
+        let disk = "{name: core-disk, persistentVolumeClaim: {claimName: apple-core-disk, readOnly: true}}";
+        let other = |list: &str, more: &str| format!("{{{list}: [{{name: other, image: x, {more}}}]}}");
+        let device = "volumeDevices: [{name: core-disk, devicePath: /dev/x}]";
+        let data = |more: &str| format!("volumeMounts: [{{name: vm-data, mountPath: /data{more}}}]");
+        let copy = "{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\napiVersion: v1\nkind: Pod\n\
+                    metadata: {name: apple}\nspec: {{ pod.spec | merge({'containers': pod.spec.containers + [pod.spec.containers[0] | merge({'name': 'vm-runner-2'})]}) }}\n";
+        let bare = copy.replace("'vm-runner-2'", "'vm-runner-2', 'volumeDevices': [], 'volumeMounts': []");
+        for (found, says) in [
+            (merge(&format!("{{volumes: [{disk}]}}")), "its runner can't write to it"),
+            (merge("{containers: [{name: vm-runner, volumeDevices: null}]}"), "its runner can't write to it"),
+            (
+                patch("jsonPatch: [{op: remove, path: /spec/containers/0/volumeMounts/1}]"),
+                "its runner can't write to it",
+            ),
+            (
+                merge(&other("containers", device)),
+                "the container other of Pod apple can write to the claim apple-core-disk",
+            ),
+            (merge(&other("containers", &data(""))), "can write to the claim apple-runner-data"),
+            (merge(&other("initContainers", &format!("restartPolicy: Always, {device}"))), "can write to the claim"),
+            (error(&[("pod.yaml.j2", copy)]), "the container vm-runner-2 of Pod apple can write to the claim"),
+            (error(&[("pod.yaml.j2", &bare)]), "runs the same as the runner's container"),
+        ] {
+            let found = found.unwrap_or_default();
+            assert!(found.contains(says), "{says}: {found}");
+        }
+        for good in [
+            other("containers", &data(", readOnly: true")),
+            other("initContainers", device),
+            other("containers", "tty: true"),
+        ] {
+            assert_eq!(merge(&good), None, "{good}");
+        }
         let helper = |kind: &str, group: &str, more: &str| {
             format!(
                 "apiVersion: {group}\nkind: {kind}\nmetadata: {{name: helper}}\nspec:\n  template:\n    spec:\n      containers: [{{name: a, image: b}}]\n      \

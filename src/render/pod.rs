@@ -44,14 +44,15 @@ pub(super) fn lasting_containers(spec: &Value) -> impl Iterator<Item = &Value> {
     list("containers").chain(list("initContainers").filter(|container| container["restartPolicy"] == "Always"))
 }
 
-/// Whether QEMU runs in the container. That of a legacy runner has the VM's name.
-pub(super) fn is_runner(container: &Value, vm: &str) -> bool {
-    container["name"] == CONTAINER_NAME || container["name"] == vm
+/// The container in which QEMU runs. That of a legacy runner has the VM's name, which may also be that of another container.
+pub(super) fn runner_of<'a>(spec: &'a Value, vm: &str) -> Option<&'a Value> {
+    let named = |name: &str| containers(spec).find(|container| container["name"] == name);
+    named(CONTAINER_NAME).or_else(|| named(vm))
 }
 
 /// Whether an object is or makes a Pod of the VM `vm` with the container in which QEMU runs.
 pub(super) fn runs_guest(key: &ObjectKey, value: &Value, vm: &str) -> bool {
-    specs(key, value).into_iter().any(|spec| containers(spec).any(|container| is_runner(container, vm)))
+    specs(key, value).into_iter().any(|spec| runner_of(spec, vm).is_some())
 }
 
 /// The name of the VM whose object it is.

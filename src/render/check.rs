@@ -365,7 +365,13 @@ pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
 
 /// Whether the manager would change an existing object of the VM: a Pod changes at the next start only, and a claim stays as it is.
 fn changes_existing(observed: &Observed, object: &Rendered) -> bool {
-    let is_kept = object.key.is_pod() || object.key.is_claim() || object.update != Update::Live;
+    let changes = match object.update {
+        Update::Live => true,
+        // It changes while the VM has no Pod.
+        Update::AtStart => object.lifetime != Lifetime::Running,
+        Update::Once => false,
+    };
+    let is_kept = object.key.is_pod() || object.key.is_claim() || !changes;
     !is_kept && observed.get(&object.key).is_some_and(|found| found.deleting.is_none() && found.is_ours())
 }
 
@@ -810,6 +816,17 @@ mod tests {
         let objects = render(&vm, &nothing(), &ReconcilerConfig::default(), &random, &old).unwrap();
         assert!(!of(nothing()));
         assert!(of(crate::test_support::applied(&objects, |_, _| ())));
+        let map = objects.iter().find(|object| object.name == "x.yaml.j2").unwrap();
+        let observed = crate::test_support::applied(&objects, |_, _| ());
+        for (update, lifetime, is_tried) in [
+            (Update::Live, Lifetime::Running, true),
+            (Update::AtStart, Lifetime::Vm, true),
+            (Update::AtStart, Lifetime::Running, false),
+            (Update::Once, Lifetime::Vm, false),
+        ] {
+            let object = Rendered { update, lifetime, ..map.clone() };
+            assert_eq!(changes_existing(&observed, &object), is_tried, "{update:?} {lifetime:?}");
+        }
     }
 
     #[test]

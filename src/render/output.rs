@@ -158,7 +158,8 @@ fn annotation<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
     value["metadata"]["annotations"].get(name).and_then(Value::as_str)
 }
 
-/// The annotation, but for Pods and claims, and for [what makes the guest's Pod](follow_the_guest): a template that forgets it must not lose data or stop a guest.
+/// The annotation, but for Pods and claims: a template that forgets it must not lose data or stop a guest. What makes the guest's Pod is treated
+/// in [`follow_the_guest`].
 fn lifetime(key: &ObjectKey, value: &Value) -> Result<Lifetime, OutputError> {
     let lifetime = match annotation(value, LIFETIME_ANNOTATION) {
         None | Some("vm") => Lifetime::Vm,

@@ -1,7 +1,8 @@
 //! An object of a VM, as a template renders it or as the cluster has it: its key, its lifetime, how it changes, and the labels and
 //! annotations that carry this.
 //!
-//! Templates set the annotations `lifetime` and `update`. A Pod is always `running` and `at-start`, a claim always `keep`.
+//! Templates set the annotations `lifetime` and `update`. A Pod, and what makes the guest's Pod, is always `running` and `at-start`, a claim
+//! always `keep`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -110,7 +111,7 @@ pub enum Lifetime {
 pub enum Update {
     /// It applies the object whenever the rendered object changes.
     Live,
-    /// It changes labels and annotations at once. The rest waits for the VM's next start.
+    /// It changes labels and annotations at once. The rest waits for the VM's next start, or until the VM has no Pod.
     AtStart,
     /// It creates the object when it is missing, and never changes it.
     Once,

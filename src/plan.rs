@@ -623,7 +623,13 @@ impl<'a> Planner<'a> {
         let label = |patch| Action::Label { key: object.key.clone(), uid: uid(), patch };
         let is_taken =
             || object.key.is_claim() && !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
-        let action = match object.update {
+        // While the VM has no Pod, what lasts longer is as its next Pod wants it. Nothing else applies it then.
+        let is_start = object.lifetime != Lifetime::Running && self.guests.pods.is_empty();
+        let update = match object.update {
+            Update::AtStart if is_start => Update::Live,
+            update => update,
+        };
+        let action = match update {
             // However the template wants it to change, it is noted in the claim whose it is.
             Update::Once | Update::AtStart if is_taken() => self.changed_claim(object, found),
             // `kubectl delete --cascade=orphan` removed the owner.

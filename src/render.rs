@@ -13,8 +13,8 @@
 //! [`steering`] removes from the VM what only templates may say.
 //!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
-//! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest`, `mounts` and `hidden` look at a set from
-//! above.
+//! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest`, `mounts`, `references` and
+//! `hidden` look at a set from above; they and `output` use `pod`.
 //! `check` is above all: it calls [`render`] and uses `valid`.
 
 pub mod builtin;
@@ -32,7 +32,9 @@ mod mounts;
 pub mod outline;
 pub mod output;
 pub mod patches;
+mod pod;
 mod read;
+mod references;
 pub mod runner;
 pub mod schema;
 mod steering;

@@ -67,6 +67,32 @@ fn a_new_vm_gets_the_objects_that_its_pod_mounts_and_then_its_pod() {
 }
 
 #[test]
+fn what_changes_at_the_start_changes_while_the_vm_has_no_pod() {
+    let changed = |vm: &VirtualMachine, observed: &Observed| {
+        let mut objects = rendered(vm, observed);
+        let map = objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap();
+        map.update = Update::AtStart;
+        map.hash = "of another content".into();
+        short(&plan(vm, observed, Some(&objects)))
+    };
+    for (vm, has_pod, is_applied) in
+        [(vm(|_| ()), true, false), (vm(|_| ()), false, true), (stopped(), true, false), (stopped(), false, true)]
+    {
+        let objects: Vec<_> =
+            rendered(&vm, &nothing()).into_iter().filter(|object| has_pod || !object.key.is_pod()).collect();
+        let steps = changed(&vm, &applied(&objects, |_, _| ()));
+        // Before the Pod, so that its start has it.
+        let is_first = steps.first().is_some_and(|step| step == "0 change ConfigMap apple");
+        assert_eq!(is_first, is_applied, "{has_pod}: {steps:?}");
+        assert_eq!(
+            steps.iter().filter(|step| step.contains("ConfigMap")).count(),
+            usize::from(is_applied),
+            "{steps:?}"
+        );
+    }
+}
+
+#[test]
 fn a_stopped_vm_gets_all_objects_except_a_pod() {
     assert_eq!(
         decide(&stopped(), &nothing()),

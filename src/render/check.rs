@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    RandomInput, TemplateError, TemplateSet, first_start, guest::runs_guest, mounts::Owners as Claims, render, valid,
+    RandomInput, TemplateError, TemplateSet, first_start, mounts::Owners as Claims, pod::is_guest, references, render,
+    valid,
 };
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus},
@@ -151,31 +152,31 @@ pub fn check_change(
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(refusal(&vm, error)),
         };
+        let is_rendered = matches!(before, Some(Ok(_)));
+        let before = before.and_then(Result::ok).unwrap_or_default();
+        let in_use = || {
+            if is_rendered { Some(before.clone()) } else { former_objects(&vm, &observed, old, old_config, &random) }
+        };
+        if let Some(error) = loss(&vm, &observed, &after, in_use) {
+            return Err(refusal(&vm, error));
+        }
         for (vm, observed, what) in at_other_times(&vm, &observed) {
-            if let Err(error) = render(&vm, &observed, config, &random, new)
-                && old.is_some_and(|old| render(&vm, &observed, old_config, &random, old).is_ok())
-            {
+            let before = || former_objects(&vm, &observed, old, old_config, &random);
+            let error = match render(&vm, &observed, config, &random, new) {
+                Ok(after) => loss(&vm, &observed, &after, before),
+                Err(error) => Some(error).filter(|_| old.is_some() && before().is_some()),
+            };
+            if let Some(error) = error {
                 let message = format!("{what}: {}", error.message);
                 return Err(refusal(&vm, TemplateError { message, ..error }));
             }
         }
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
-        let is_rendered = matches!(before, Some(Ok(_)));
-        let before = before.and_then(Result::ok).unwrap_or_default();
         claims.add_vm(&vm, &observed, &before);
         claims.add_mounts(&Arc::new(metadata(&vm)), &after);
         for object in &after {
             note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
-        }
-        if let Some(lost) = before.iter().find(|object| runs_guest(object))
-            && !after.iter().any(runs_guest)
-        {
-            let message = format!(
-                "{} is not rendered any more, and nothing else with a container {CONTAINER_NAME}: the VM would have no guest",
-                lost.key
-            );
-            return Err(refusal(&vm, TemplateError::refused(&lost.name, message)));
         }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
@@ -207,6 +208,59 @@ pub fn check_change(
     outcome.samples = samples.into_values().collect();
     outcome.uses = uses.into_values().collect();
     Ok(outcome)
+}
+
+/// What the set in use renders for a VM, if it can; without a set in use, the built-in templates.
+fn former_objects(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    old: Option<&TemplateSet>,
+    config: &ReconcilerConfig,
+    random: &RandomInput,
+) -> Option<Vec<Rendered>> {
+    match old {
+        Some(old) => render(vm, observed, config, random, old).ok(),
+        None => render(vm, observed, config, random, &TemplateSet::builtin().ok()?).ok(),
+    }
+}
+
+/// What a VM has with the former set and would lose with the new one: its guest, or an object to which its guest refers. `before` gives what
+/// the former set renders, and is asked only if something is not there. What is missing already holds up nothing.
+fn loss(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    after: &[Rendered],
+    before: impl FnOnce() -> Option<Vec<Rendered>>,
+) -> Option<TemplateError> {
+    let has_guest = after.iter().any(is_guest);
+    let missing = references::missing(vm, observed, after);
+    if has_guest && missing.is_empty() {
+        return None;
+    }
+    let before = before()?;
+    if let Some(lost) = before.iter().find(|object| is_guest(object)).filter(|_| !has_guest) {
+        let message = format!(
+            "{} is not rendered any more, and nothing else with a container {CONTAINER_NAME}: the VM would have no guest",
+            lost.key
+        );
+        return Some(TemplateError::refused(&lost.name, message));
+    }
+    let known = references::missing(vm, observed, &before);
+    let of_before = |key: &ObjectKey| before.iter().find(|object| object.key == *key);
+    // Other names are those of what an administrator makes, perhaps later.
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    let is_of_vm = |key: &ObjectKey| key.name == name || key.name.starts_with(&format!("{name}-"));
+    let lost = missing.into_iter().find(|it| {
+        let is_templates = it.is_deleted || is_of_vm(&it.key) || of_before(&it.key).is_some();
+        is_templates && !known.iter().any(|known| known.key == it.key)
+    })?;
+    let what = if lost.is_deleted {
+        "which would be deleted, because no template renders it any more"
+    } else {
+        "which no template renders"
+    };
+    let template = of_before(&lost.key).map_or(lost.template, |object| object.name.clone());
+    Some(TemplateError::refused(&template, format!("{} refers to {}, {what}", lost.guest, lost.key)))
 }
 
 fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
@@ -311,7 +365,13 @@ pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
 
 /// Whether the manager would change an existing object of the VM: a Pod changes at the next start only, and a claim stays as it is.
 fn changes_existing(observed: &Observed, object: &Rendered) -> bool {
-    let is_kept = object.key.is_pod() || object.key.is_claim() || object.update != Update::Live;
+    let changes = match object.update {
+        Update::Live => true,
+        // It changes while the VM has no Pod.
+        Update::AtStart => object.lifetime != Lifetime::Running,
+        Update::Once => false,
+    };
+    let is_kept = object.key.is_pod() || object.key.is_claim() || !changes;
     !is_kept && observed.get(&object.key).is_some_and(|found| found.deleting.is_none() && found.is_ours())
 }
 
@@ -487,14 +547,14 @@ mod tests {
 
     #[test]
     fn a_set_that_takes_the_runner_away_is_refused() {
-        let config = ReconcilerConfig::default();
+        let config = ReconcilerConfig { allowed_kinds: vec!["*".to_owned()].into(), ..ReconcilerConfig::default() };
         let pod = |containers: &str| {
             format!(
                 "apiVersion: v1\nkind: Pod\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\nspec: {{containers: [{{name: {containers}, image: x}}]}}\n"
             )
         };
-        let maker = |kind: &str| {
-            pod("x")
+        let maker = |kind: &str, container: &str| {
+            pod(container)
                 .replace("v1\nkind: Pod", &format!("x/v1\nkind: {kind}"))
                 .replace("spec: ", "spec: {template: {spec: ")
                 .replace("}]}\n", "}]}}}\n")
@@ -503,10 +563,15 @@ mod tests {
         for (file, is_good) in [
             (String::new(), false),
             (pod("sidecar"), false),
-            (maker("Job").replace("x/v1", "batch/v1"), false),
+            (maker("Job", "x").replace("x/v1", "batch/v1"), false),
+            // What makes a Pod without the runner is a helper.
+            (maker("Deployment", "x").replace("x/v1", "apps/v1"), false),
+            (maker("StatefulSet", "x").replace("x/v1", "apps/v1"), false),
+            (maker("Thing", "x"), false),
             (pod("vm-runner"), true),
             (pod(vm_named), true),
-            (maker("StatefulSet").replace("x/v1", "apps/v1"), true),
+            (maker("StatefulSet", "vm-runner").replace("x/v1", "apps/v1"), true),
+            (maker("Thing", "vm-runner"), true),
         ] {
             let new = set(&[("pod.yaml.j2", &file)]);
             let checked = check(Some(&set(&[])), &new, vms(), &config);
@@ -523,6 +588,99 @@ mod tests {
             }
             // What is so already holds up nobody.
             assert!(check(Some(&new), &new, vms(), &config).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_guest_is_needed_at_every_time_of_a_vm_and_without_a_set_in_use() {
+        let config = ReconcilerConfig::default();
+        let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: {{ vm.metadata.name ~ '-h' }}}\n\
+                          spec: {template: {spec: {containers: [{name: helper, image: x}]}}}\n";
+        let helped = set(&[("pod.yaml.j2", ""), ("y.yaml.j2", deployment)]);
+        let sidecar = "apiVersion: v1\nkind: Pod\nmetadata: {name: {{ vm.metadata.name }}}\nspec: {containers: [{name: a, image: x}]}\n";
+        let replaced = set(&[("pod.yaml.j2", sidecar), ("y.yaml.j2", deployment)]);
+        let of_created = set(&[(
+            "pod.yaml.j2",
+            "{% if vm.status.created is defined and vm.status.created %}{% set pod %}{% include 'base/pod.yaml.j2' %}{% endset %}{{ pod | safe }}{% endif %}\n",
+        )]);
+        let created = || vm(|vm| vm["status"] = json!({ "created": true }));
+        let builtin = set(&[]);
+        for (new, says) in [
+            (&helped, "Pod apple is not rendered any more"),
+            (&replaced, "no container vm-runner"),
+            (&of_created, "of a VM that is new: Pod apple is not rendered any more"),
+        ] {
+            let error = check(Some(&builtin), new, [(created(), nothing())], &config).unwrap_err().error;
+            assert!(error.message.contains(says), "{says}: {error}");
+        }
+        let error = check(None, &helped, [(created(), nothing())], &config).unwrap_err().error;
+        assert!(error.message.contains("the VM would have no guest"), "{error}");
+    }
+
+    #[test]
+    fn a_set_that_takes_away_what_a_guest_refers_to_is_refused_with_the_object() {
+        let config = ReconcilerConfig::default();
+        let random = RandomInput { display_password: "x".into(), ..RandomInput::default() };
+        let builtin = set(&[]);
+        let apple = || vm(|vm| vm["status"] = json!({ "created": true }));
+        let objects = render(&apple(), &nothing(), &config, &random, &builtin).unwrap();
+        let there = || crate::test_support::applied(&objects, |_, _| ());
+        let environment = |more: &str| {
+            format!(
+                "{{% extends 'base/pod.yaml.j2' %}}\n{{% block environment %}}\n{{{{ super() }}}}\n        - {{name: A, valueFrom: {{secretKeyRef: {{{more}, key: a}}}}}}\n{{% endblock %}}\n"
+            )
+        };
+        let renamed = "{% set map %}{% include 'base/config-map.yaml.j2' %}{% endset %}{% set map = map | from_yaml %}\n\
+                       {{ map | merge({'metadata': {'name': 'apple-renamed'}}) | to_yaml | safe }}\n";
+        for (file, text, observed, says) in [
+            (
+                "config-map.yaml.j2",
+                String::new(),
+                there(),
+                "Pod apple refers to ConfigMap apple, which would be deleted",
+            ),
+            (
+                "config-map.yaml.j2",
+                String::new(),
+                nothing(),
+                "Pod apple refers to ConfigMap apple, which no template renders",
+            ),
+            (
+                "config-map.yaml.j2",
+                renamed.to_owned(),
+                there(),
+                "Pod apple refers to ConfigMap apple, which would be deleted",
+            ),
+            // The VM has its claims; a new one would not get any.
+            (
+                "disk-pvcs.yaml.j2",
+                String::new(),
+                there(),
+                "of a VM that is new: Pod apple refers to PersistentVolumeClaim apple-core-disk",
+            ),
+            (
+                "pod.yaml.j2",
+                environment("name: apple-password"),
+                there(),
+                "Secret apple-password, which no template renders",
+            ),
+            ("pod.yaml.j2", environment("name: apple-password, optional: true"), there(), ""),
+            // What an administrator makes.
+            ("pod.yaml.j2", environment("name: password"), there(), ""),
+            ("pod.yaml.j2", environment("name: apples"), there(), ""),
+        ] {
+            let new = set(&[(file, &text)]);
+            let checked = check(Some(&builtin), &new, [(apple(), observed)], &config);
+            let error = checked.err().map(|refusal| refusal.error.to_string()).unwrap_or_default();
+            assert!(error.contains(says) && error.is_empty() == says.is_empty(), "{file}: {says}: {error}");
+            // What is so already holds up nobody.
+            assert!(check(Some(&new), &new, [(apple(), there())], &config).is_ok(), "{file}");
+        }
+        // A Secret without which the Pod starts is not deleted under it either.
+        if objects.iter().any(|object| object.name == "display-secret.yaml.j2") {
+            let error = check(Some(&builtin), &set(&[("display-secret.yaml.j2", "")]), [(apple(), there())], &config);
+            let error = error.unwrap_err().error;
+            assert!(error.message.contains("which would be deleted"), "{error}");
         }
     }
 
@@ -658,6 +816,17 @@ mod tests {
         let objects = render(&vm, &nothing(), &ReconcilerConfig::default(), &random, &old).unwrap();
         assert!(!of(nothing()));
         assert!(of(crate::test_support::applied(&objects, |_, _| ())));
+        let map = objects.iter().find(|object| object.name == "x.yaml.j2").unwrap();
+        let observed = crate::test_support::applied(&objects, |_, _| ());
+        for (update, lifetime, is_tried) in [
+            (Update::Live, Lifetime::Running, true),
+            (Update::AtStart, Lifetime::Vm, true),
+            (Update::AtStart, Lifetime::Running, false),
+            (Update::Once, Lifetime::Vm, false),
+        ] {
+            let object = Rendered { update, lifetime, ..map.clone() };
+            assert_eq!(changes_existing(&observed, &object), is_tried, "{update:?} {lifetime:?}");
+        }
     }
 
     #[test]

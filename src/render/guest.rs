@@ -4,47 +4,19 @@
 //! | an object with the runner's container | |
 //! |---|---|
 //! | a Pod | runs the guest |
-//! | a StatefulSet, or a kind that is not Kubernetes' own, with one replica | makes the Pod; it makes no second one before the first is gone |
+//! | a StatefulSet whose `updateStrategy` is not `OnDelete` | refused: a change of it ends the guest |
+//! | any other StatefulSet, or a kind that is not Kubernetes' own, with one replica | makes the Pod; it makes no second one before the first is gone |
 //! | a Deployment, ReplicaSet or ReplicationController | refused: it makes the next Pod while the last one still ends |
 //! | a DaemonSet, Job or CronJob | refused: it makes a Pod on each node, or one that is not to last |
 //! | a second one of these | refused |
 
 use serde_json::Value;
 
-use super::{TemplateError, TemplateSet};
-use crate::object::{AGENT_NAME, CONTAINER_NAME, INSTANCE_LABEL, Rendered, is_workload};
+use super::{TemplateError, TemplateSet, pod::is_guest};
+use crate::object::{AGENT_NAME, CONTAINER_NAME, Rendered, is_workload};
 
 /// The blocks of the built-in Pod in which the runner's container is.
 const BLOCKS: [&str; 2] = ["containers", "spec"];
-
-/// The spec of the Pod that an object is, or of the Pods that it makes.
-pub(super) fn pod_spec(object: &Rendered) -> Option<&Value> {
-    let places = ["/spec/template/spec", "/spec/jobTemplate/spec/template/spec"];
-    let of_maker = || places.into_iter().find_map(|place| object.value.pointer(place));
-    let spec = if object.key.is_pod() { object.value.get("spec") } else { of_maker() };
-    spec.filter(|spec| spec["containers"].is_array())
-}
-
-/// Whether an object is or makes a Pod with the container in which QEMU runs. The container of a legacy runner has the VM's name.
-pub(super) fn has_runner(object: &Rendered) -> bool {
-    let vm = &object.value["metadata"]["labels"][INSTANCE_LABEL];
-    let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
-    let containers = |spec: &Value| {
-        let lists = ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array());
-        lists.flatten().any(is_runner)
-    };
-    pod_spec(object).is_some_and(containers)
-}
-
-/// Whether a guest can run in the object, or in Pods that the object makes. A Job ends, so it is none.
-pub(super) fn runs_guest(object: &Rendered) -> bool {
-    let makes_pods = !object.key.is_pod() && pod_spec(object).is_some() && !is_job(object);
-    makes_pods || has_runner(object)
-}
-
-fn is_job(object: &Rendered) -> bool {
-    matches!(object.key.kind.as_str(), "Job" | "CronJob")
-}
 
 /// Refuses objects in which more than one guest of the VM could run.
 ///
@@ -52,7 +24,7 @@ fn is_job(object: &Rendered) -> bool {
 /// With the first object that would be one too many.
 pub(super) fn check_only_one(objects: &[Rendered]) -> Result<(), TemplateError> {
     let refused = |object: &Rendered, message: String| Err(TemplateError::refused(&object.template, message));
-    let mut guests = objects.iter().filter(|object| has_runner(object));
+    let mut guests = objects.iter().filter(|object| is_guest(object));
     let Some(first) = guests.next() else { return Ok(()) };
     if let Some(second) = guests.next() {
         let message = format!(
@@ -74,6 +46,14 @@ pub(super) fn check_only_one(objects: &[Rendered]) -> Result<(), TemplateError> 
         };
         let message =
             format!("{} {why}, so two guests could run: take a Pod, or a StatefulSet with one replica", first.key);
+        return refused(first, message);
+    }
+    let strategy = &first.value["spec"]["updateStrategy"];
+    if is_stateful && strategy["type"] != "OnDelete" {
+        let message = format!(
+            "{} has spec.updateStrategy: {strategy}, with which a change of it ends the guest: it must be {{type: OnDelete}}, or not there",
+            first.key
+        );
         return refused(first, message);
     }
     let many = ["replicas", "parallelism", "completions"].into_iter().find(|field| {
@@ -114,7 +94,7 @@ pub(super) fn check(objects: &[Rendered], templates: &TemplateSet) -> Result<(),
         );
         return Err(refusal(pod, templates, &what, "replaces the container", "write the arguments into its template"));
     }
-    if objects.iter().any(runs_guest) {
+    if objects.iter().any(is_guest) {
         return Ok(());
     }
     let what = format!("{} has no container {CONTAINER_NAME}, so the VM would have no guest", pod.key);
@@ -202,6 +182,17 @@ mod tests {
             (vec![("pod.yaml.j2", looped.to_owned())], "Pod x2 has the container of the runner"),
             (vec![("pod.yaml.j2", makes("StatefulSet", "apps/v1", "replicas: 2"))], "spec.replicas: 2"),
             (vec![("pod.yaml.j2", makes("StatefulSet", "apps/v1", "replicas: 0"))], "spec.replicas: 0"),
+            (
+                vec![("pod.yaml.j2", makes("StatefulSet", "apps/v1", "updateStrategy: {type: RollingUpdate}"))],
+                "a change of it ends the guest",
+            ),
+            (
+                vec![(
+                    "pod.yaml.j2",
+                    makes("StatefulSet", "apps/v1", "updateStrategy: {rollingUpdate: {partition: 0}}"),
+                )],
+                "a change of it ends the guest",
+            ),
             (vec![("pod.yaml.j2", makes("Deployment", "apps/v1", one))], "while the last one still ends"),
             (vec![("pod.yaml.j2", makes("ReplicaSet", "apps/v1", one))], "while the last one still ends"),
             (vec![("pod.yaml.j2", makes("ReplicationController", "v1", one))], "while the last one still ends"),
@@ -227,6 +218,41 @@ mod tests {
                      metadata: {name: apple}\nspec: {{ pod.spec | merge({'volumes': []}) }}\n";
         let lost = error(&[("pod.yaml.j2", other)]).unwrap_or_default();
         assert!(lost.contains("Pod apple does not mount the claim apple-core-disk, which the VM has"), "{lost}");
+        let patch = |patch: &str| error(&[("x.patch.yaml", &format!("target: {{kind: Pod}}\n{patch}\n"))]);
+        let merge = |spec: &str| patch(&format!("strategicMerge: {{spec: {spec}}}"));
+        let disk = "{name: core-disk, persistentVolumeClaim: {claimName: apple-core-disk, readOnly: true}}";
+        let other = |list: &str, more: &str| format!("{{{list}: [{{name: other, image: x, {more}}}]}}");
+        let device = "volumeDevices: [{name: core-disk, devicePath: /dev/x}]";
+        let data = |more: &str| format!("volumeMounts: [{{name: vm-data, mountPath: /data{more}}}]");
+        let copy = "{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\napiVersion: v1\nkind: Pod\n\
+                    metadata: {name: apple}\nspec: {{ pod.spec | merge({'containers': pod.spec.containers + [pod.spec.containers[0] | merge({'name': 'vm-runner-2'})]}) }}\n";
+        let bare = copy.replace("'vm-runner-2'", "'vm-runner-2', 'volumeDevices': [], 'volumeMounts': []");
+        for (found, says) in [
+            (merge(&format!("{{volumes: [{disk}]}}")), "its runner can't write to it"),
+            (merge("{containers: [{name: vm-runner, volumeDevices: null}]}"), "its runner can't write to it"),
+            (
+                patch("jsonPatch: [{op: remove, path: /spec/containers/0/volumeMounts/1}]"),
+                "its runner can't write to it",
+            ),
+            (
+                merge(&other("containers", device)),
+                "the container other of Pod apple can write to the claim apple-core-disk",
+            ),
+            (merge(&other("containers", &data(""))), "can write to the claim apple-runner-data"),
+            (merge(&other("initContainers", &format!("restartPolicy: Always, {device}"))), "can write to the claim"),
+            (error(&[("pod.yaml.j2", copy)]), "the container vm-runner-2 of Pod apple can write to the claim"),
+            (error(&[("pod.yaml.j2", &bare)]), "runs the same as the runner's container"),
+        ] {
+            let found = found.unwrap_or_default();
+            assert!(found.contains(says), "{says}: {found}");
+        }
+        for good in [
+            other("containers", &data(", readOnly: true")),
+            other("initContainers", device),
+            other("containers", "tty: true"),
+        ] {
+            assert_eq!(merge(&good), None, "{good}");
+        }
         let helper = |kind: &str, group: &str, more: &str| {
             format!(
                 "apiVersion: {group}\nkind: {kind}\nmetadata: {{name: helper}}\nspec:\n  template:\n    spec:\n      containers: [{{name: a, image: b}}]\n      \

@@ -8,9 +8,11 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
+
 use super::{
     TemplateError,
-    guest::{has_runner, pod_spec},
+    pod::{is_guest, lasting_containers, pod_specs, runner_of, vm_of},
 };
 use crate::{
     api::VirtualMachine,
@@ -20,7 +22,7 @@ use crate::{
 
 /// The claims that the Pods of an object mount, with whether they can write to them.
 pub(super) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
-    let volumes = pod_spec(object).and_then(|spec| spec["volumes"].as_array()).into_iter().flatten();
+    let volumes = pod_specs(object).into_iter().filter_map(|spec| spec["volumes"].as_array()).flatten();
     volumes.filter_map(|volume| {
         let claim = volume.get("persistentVolumeClaim")?;
         Some((claim["claimName"].as_str()?, claim["readOnly"] != true))
@@ -31,6 +33,43 @@ pub(super) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
 fn is_used(vm: &VirtualMachine, name: &str) -> bool {
     let mut known = vm.status.iter().flat_map(|status| &status.claims);
     known.any(|claim| claim.name == name && !claim.unused && claim.uid.is_some())
+}
+
+/// Whether a container of a Pod can write to a claim.
+fn writes(spec: &Value, container: &Value, claim: &str) -> bool {
+    let has = |list: &Value, is: &dyn Fn(&Value) -> bool| list.as_array().is_some_and(|list| list.iter().any(is));
+    has(&spec["volumes"], &|volume| {
+        let source = &volume["persistentVolumeClaim"];
+        let mount = |mount: &Value| mount["name"] == volume["name"] && mount["readOnly"] != true;
+        let device = |device: &Value| device["name"] == volume["name"];
+        source["claimName"] == claim
+            && source["readOnly"] != true
+            && (has(&container["volumeMounts"], &mount) || has(&container["volumeDevices"], &device))
+    })
+}
+
+/// Refuses a guest's Pod in which another container does what the runner does, or can write to a claim of the VM beside it. Containers that
+/// end before the runner starts may.
+fn check_containers(guest: &Rendered, wanted: &BTreeSet<&str>) -> Result<(), TemplateError> {
+    for spec in pod_specs(guest) {
+        let Some(runner) = runner_of(spec, vm_of(guest)) else { continue };
+        for other in lasting_containers(spec).filter(|other| !std::ptr::eq(*other, runner)) {
+            let is_copy = other["image"].is_string()
+                && ["image", "command", "args"].into_iter().all(|field| other[field] == runner[field]);
+            let written = wanted.iter().find(|claim| writes(spec, other, claim));
+            let what = match written {
+                Some(claim) => format!(
+                    "can write to the claim {claim} beside the runner: mount it with readOnly: true, or not at all"
+                ),
+                None if is_copy => "runs the same as the runner's container: a VM has one guest".to_owned(),
+                None => continue,
+            };
+            let message =
+                format!("the container {} of {} {what}", other["name"].as_str().unwrap_or_default(), guest.key);
+            return Err(TemplateError::refused(&guest.template, message));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses objects whose guest would not get a claim that the VM has, or whose claim another Pod could write to at the same time. `wanted`
@@ -44,26 +83,37 @@ pub(super) fn check<'a>(
     wanted: impl Iterator<Item = &'a str>,
     objects: &[Rendered],
 ) -> Result<(), TemplateError> {
-    let Some(guest) = objects.iter().find(|object| has_runner(object)) else { return Ok(()) };
+    let Some(guest) = objects.iter().find(|object| is_guest(object)) else { return Ok(()) };
     let wanted: BTreeSet<&str> = wanted.collect();
     let exists = |name: &str| observed.claim(name).is_some();
-    let lost = wanted
-        .iter()
-        .find(|name| is_used(vm, name) && exists(name) && !mounted(guest).any(|(mounted, _)| mounted == **name));
+    let reaches = |name: &str| {
+        let mut runners = pod_specs(guest).into_iter().filter_map(|spec| Some((spec, runner_of(spec, vm_of(guest))?)));
+        runners.any(|(spec, runner)| writes(spec, runner, name))
+    };
+    let lost = wanted.iter().find(|name| is_used(vm, name) && exists(name) && !reaches(name));
     if let Some(name) = lost {
-        let message = format!(
-            "{} does not mount the claim {name}, which the VM has: the guest would start without that disk; mount it, as \
-             builtin/pod.yaml.j2 does with `disks` and `runnerData`",
-            guest.key
-        );
+        let message = if mounted(guest).any(|(mounted, _)| mounted == *name) {
+            format!(
+                "{} mounts the claim {name}, which the VM has, but its runner can't write to it: the volume and its mount must be without \
+                 readOnly, and in volumeMounts or volumeDevices of the runner's container",
+                guest.key
+            )
+        } else {
+            format!(
+                "{} does not mount the claim {name}, which the VM has: the guest would start without that disk; mount it, as \
+                 builtin/pod.yaml.j2 does with `disks` and `runnerData`",
+                guest.key
+            )
+        };
         return Err(TemplateError::refused(&guest.template, message));
     }
-    let writes = |object: &&Rendered| {
+    check_containers(guest, &wanted)?;
+    let writes_beside = |object: &&Rendered| {
         object.key != guest.key
             && !matches!(object.key.kind.as_str(), "Job" | "CronJob")
             && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
     };
-    match objects.iter().find(writes) {
+    match objects.iter().find(writes_beside) {
         Some(second) => {
             let message = format!(
                 "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all",

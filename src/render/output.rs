@@ -7,12 +7,12 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::error::OutputError;
+use super::{error::OutputError, pod::runs_guest};
 use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
+        HASH_ANNOTATION, INSTANCE_LABEL, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
         VERSION_ANNOTATION, labels,
     },
     ownership::is_operators_name,
@@ -96,7 +96,11 @@ impl<'a> Scope<'a> {
 pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, OutputError> {
     let key = key(&value)?;
     scope.check(&key, &value)?;
-    let (lifetime, update) = (lifetime(&key, &value)?, update(&key, &value)?);
+    let (mut lifetime, mut update) = (lifetime(&key, &value)?, update(&key, &value)?);
+    if !key.is_pod() && runs_guest(&key, &value, &scope.labels[INSTANCE_LABEL]) {
+        (lifetime, update) = (Lifetime::Running, Update::AtStart);
+        follow_the_guest(&key, &mut value);
+    }
     scope.complete(&mut value, lifetime);
     // A patch may have set one, and the namespace is null in a VM from a file.
     drop_nulls(&mut value);
@@ -115,6 +119,20 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         hash,
         value: Arc::new(value),
     })
+}
+
+/// What makes the guest's Pod exists and changes as that Pod does, whatever its template says, and says so in the cluster. A StatefulSet
+/// leaves its Pod alone when it changes, unless its template wants otherwise, which is refused later.
+fn follow_the_guest(key: &ObjectKey, value: &mut Value) {
+    let annotations = map_of(map(value, "metadata"), "annotations");
+    annotations.insert(LIFETIME_ANNOTATION.into(), json!("running"));
+    annotations.insert(UPDATE_ANNOTATION.into(), json!("at-start"));
+    if key.kind == "StatefulSet" && key.group() == Some("apps") {
+        let strategy = map_of(map(value, "spec"), "updateStrategy");
+        if strategy.is_empty() {
+            strategy.insert("type".into(), json!("OnDelete"));
+        }
+    }
 }
 
 fn text<'a>(value: &'a Value, path: &[&str]) -> Option<&'a str> {
@@ -136,7 +154,8 @@ fn annotation<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
     value["metadata"]["annotations"].get(name).and_then(Value::as_str)
 }
 
-/// The annotation, but for Pods and claims: a template that forgets it must not lose data or stop a guest.
+/// The annotation, but for Pods and claims: a template that forgets it must not lose data or stop a guest. What makes the guest's Pod is treated
+/// in [`follow_the_guest`].
 fn lifetime(key: &ObjectKey, value: &Value) -> Result<Lifetime, OutputError> {
     let lifetime = match annotation(value, LIFETIME_ANNOTATION) {
         None | Some("vm") => Lifetime::Vm,
@@ -302,6 +321,37 @@ mod tests {
         let claim = one(text).unwrap();
         assert_eq!(claim.lifetime, Lifetime::Keep);
         assert_eq!(claim.value["metadata"].get("ownerReferences"), None);
+    }
+
+    #[test]
+    fn what_makes_the_guests_pod_follows_it_whatever_the_template_says() {
+        let maker = |types: &str, annotations: &str, container: &str, more: &str| {
+            let text = format!(
+                "{types}\nmetadata: {{name: a, annotations: {{{annotations}}}}}\nspec:\n  {more}\n  template: {{spec: {{containers: [{{name: {container}}}]}}}}\n"
+            );
+            one(&text).unwrap()
+        };
+        let stateful = "apiVersion: apps/v1\nkind: StatefulSet";
+        let (keep, once) = ("vmoperator.jdrupes.org/lifetime: keep", "vmoperator.jdrupes.org/update: once");
+        for annotations in ["", keep, once, "vmoperator.jdrupes.org/lifetime: vm, vmoperator.jdrupes.org/update: live"]
+        {
+            for container in ["vm-runner", "apple"] {
+                let made = maker(stateful, annotations, container, "");
+                assert_eq!((made.lifetime, made.update), (Lifetime::Running, Update::AtStart), "{annotations}");
+                assert_eq!(annotation(&made.value, LIFETIME_ANNOTATION), Some("running"));
+                assert_eq!(annotation(&made.value, UPDATE_ANNOTATION), Some("at-start"));
+                assert!(made.value["metadata"]["ownerReferences"].is_array(), "it goes with the VM");
+                assert_eq!(made.value["spec"]["updateStrategy"], json!({ "type": "OnDelete" }));
+                assert_eq!(made.hash, maker(stateful, "", container, "updateStrategy: {type: OnDelete}").hash);
+            }
+        }
+        let deep = "apiVersion: cilium.io/v1\nkind: Set\nmetadata: {name: a}\nspec: {pods: [{podTemplate: {containers: [{name: vm-runner}]}}]}\n";
+        assert_eq!(one(deep).unwrap().lifetime, Lifetime::Running);
+        let rolling = maker(stateful, "", "vm-runner", "updateStrategy: {type: RollingUpdate}");
+        assert_eq!(rolling.value["spec"]["updateStrategy"]["type"], "RollingUpdate", "for the refusal");
+        let helper = maker(stateful, keep, "helper", "");
+        assert_eq!((helper.lifetime, helper.update), (Lifetime::Keep, Update::Live));
+        assert_eq!(helper.value["spec"].get("updateStrategy"), None);
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! What the Pods of a guest refer to: claims, ConfigMaps and Secrets. A Pod whose ConfigMap is not there does not start, and a set that does
+//! not render it any more has it deleted.
+
+use serde_json::Value;
+
+use super::pod::{containers, is_guest, pod_specs};
+use crate::{
+    api::VirtualMachine,
+    object::{ObjectKey, Rendered},
+    observed::Observed,
+};
+
+/// The ConfigMap that Kubernetes makes in each namespace.
+const OF_KUBERNETES: &str = "kube-root-ca.crt";
+
+/// Something that a Pod refers to.
+struct Reference {
+    key: ObjectKey,
+    /// The Pod starts without it, too.
+    is_optional: bool,
+}
+
+/// A reference of a guest to what no template renders.
+pub(super) struct Missing {
+    /// What is missing.
+    pub key: ObjectKey,
+    /// What refers to it.
+    pub guest: ObjectKey,
+    /// The file of the template of that.
+    pub template: String,
+    /// It exists, and the manager deletes it, because no template renders it.
+    pub is_deleted: bool,
+}
+
+/// All references in the spec of a Pod.
+fn references(spec: &Value) -> Vec<Reference> {
+    let mut found = Vec::new();
+    let mut add = |kind: &str, from: &Value, field: &str| {
+        if let Some(name) = from[field].as_str() {
+            let key = ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.into() };
+            found.push(Reference { key, is_optional: from["optional"] == true });
+        }
+    };
+    for volume in spec["volumes"].as_array().into_iter().flatten() {
+        add("PersistentVolumeClaim", &volume["persistentVolumeClaim"], "claimName");
+        add("ConfigMap", &volume["configMap"], "name");
+        add("Secret", &volume["secret"], "secretName");
+        for source in volume["projected"]["sources"].as_array().into_iter().flatten() {
+            add("ConfigMap", &source["configMap"], "name");
+            add("Secret", &source["secret"], "name");
+        }
+    }
+    for container in containers(spec) {
+        for variable in container["env"].as_array().into_iter().flatten() {
+            add("ConfigMap", &variable["valueFrom"]["configMapKeyRef"], "name");
+            add("Secret", &variable["valueFrom"]["secretKeyRef"], "name");
+        }
+        for source in container["envFrom"].as_array().into_iter().flatten() {
+            add("ConfigMap", &source["configMapRef"], "name");
+            add("Secret", &source["secretRef"], "name");
+        }
+    }
+    found
+}
+
+/// What a VM's guest refers to and no template renders: what would be deleted under the guest, and what it needs and is not there.
+pub(super) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rendered]) -> Vec<Missing> {
+    let is_rendered = |key: &ObjectKey| objects.iter().any(|object| object.key == *key);
+    let mut missing = Vec::new();
+    for guest in objects.iter().filter(|object| is_guest(object)) {
+        for Reference { key, is_optional } in pod_specs(guest).into_iter().flat_map(references) {
+            if is_rendered(&key) || key.name == OF_KUBERNETES {
+                continue;
+            }
+            let found = observed.get(&key);
+            // The manager deletes no claim.
+            let is_deleted = !key.is_claim() && found.is_some_and(|found| found.is_made_for(vm));
+            let exists = found.is_some() || key.is_claim() && observed.claim(&key.name).is_some();
+            if is_deleted || !exists && !is_optional {
+                let (guest, template) = (guest.key.clone(), guest.template.clone());
+                missing.push(Missing { key, guest, template, is_deleted });
+            }
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_place_in_which_a_pod_names_an_object_is_known() {
+        let spec = json!({
+            "volumes": [
+                { "name": "a", "persistentVolumeClaim": { "claimName": "a" } },
+                { "name": "b", "configMap": { "name": "b" } },
+                { "name": "c", "secret": { "secretName": "c", "optional": true } },
+                { "name": "d", "emptyDir": {} },
+                { "name": "e", "projected": { "sources": [
+                    { "configMap": { "name": "e", "optional": false } }, { "secret": { "name": "f" } },
+                    { "serviceAccountToken": { "path": "token" } },
+                ] } },
+            ],
+            "containers": [{ "name": "x", "envFrom": [{ "configMapRef": { "name": "g" } }, { "secretRef": { "name": "h", "optional": true } }] }],
+            "initContainers": [{ "name": "y", "env": [
+                { "name": "A", "value": "a" },
+                { "name": "B", "valueFrom": { "configMapKeyRef": { "name": "i", "key": "k" } } },
+                { "name": "C", "valueFrom": { "secretKeyRef": { "name": "j", "key": "k" } } },
+                { "name": "D", "valueFrom": { "fieldRef": { "fieldPath": "metadata.uid" } } },
+            ] }],
+        });
+        let found: Vec<String> = references(&spec)
+            .into_iter()
+            .map(|it| format!("{}{}", it.key, if it.is_optional { " (optional)" } else { "" }))
+            .collect();
+        let expected = [
+            "PersistentVolumeClaim a",
+            "ConfigMap b",
+            "Secret c (optional)",
+            "ConfigMap e",
+            "Secret f",
+            "ConfigMap g",
+            "Secret h (optional)",
+            "ConfigMap i",
+            "Secret j",
+        ];
+        assert_eq!(found, expected);
+    }
+}

@@ -118,7 +118,7 @@ impl Object {
     }
 
     /// Whether the manager gave the object one of its owners.
-    fn has_given_owner(&self) -> bool {
+    pub(super) fn has_given_owner(&self) -> bool {
         self.owners.iter().any(|owner| self.has_given(owner))
     }
 

@@ -34,6 +34,8 @@ pub mod explain;
 #[deny(clippy::disallowed_methods)]
 pub mod import;
 #[deny(clippy::disallowed_methods)]
+pub mod jinja;
+#[deny(clippy::disallowed_methods)]
 pub mod kvm;
 #[cfg(feature = "schema")]
 #[deny(clippy::disallowed_methods)]

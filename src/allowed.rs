@@ -41,9 +41,6 @@ use crate::{
         Allowed, LoadBalancerService, ReconcilerConfig,
         allowed::{Patterns, is_named_like_legacy, repository},
     },
-    observed::{Object, Observed},
-    ownership::origin::Origin,
-    plan::guests::Guests,
     runner_config::paths::IMAGE_REPOSITORY,
 };
 
@@ -164,23 +161,6 @@ pub struct Reach {
     pub is_in_network_of_node: bool,
     /// Its runner is a legacy one, which runs privileged.
     pub is_legacy: bool,
-}
-
-impl Reach {
-    /// That of the VM's Pods in which a guest may run. A Pod of the VM-Operator in Java is in the network of its node without a tap, too, and
-    /// keeps the networks that it was started with, so only its runner counts.
-    pub fn of(vm: &VirtualMachine, observed: &Observed) -> Self {
-        let guests = Guests::new(vm, observed);
-        let mut pods = guests.pods.iter().filter(|pod| !pod.has_ended());
-        let reach = |pod: &Object| Self {
-            is_in_network_of_node: pod.spec["hostNetwork"] == true && pod.origin != Origin::Predecessor,
-            is_legacy: pod.has_legacy_runner(),
-        };
-        pods.by_ref().map(|pod| reach(pod)).fold(Self::default(), |all, one| Self {
-            is_in_network_of_node: all.is_in_network_of_node || one.is_in_network_of_node,
-            is_legacy: all.is_legacy || one.is_legacy,
-        })
-    }
 }
 
 /// The parts of a VM that are not allowed, in the order of its fields: by the spec alone, or, with the `reach` of a Pod that exists, by what such

@@ -666,8 +666,9 @@ impl Cluster {
         }
     }
 
-    /// Writes the manager's part of a VM's status. If the API server refuses a part of it, the rest is written. On the condition that the VM has not changed since the status was derived: if no runner
-    /// has reported, the manager writes the runner's conditions, and it must not overwrite a report that arrived meanwhile.
+    /// Writes the manager's part of a VM's status. If the API server refuses a part of it, the rest is written; if it names no part, what the
+    /// VM is and why. On the condition that the VM has not changed since the status was derived: if no runner has reported, the manager
+    /// writes the runner's conditions, and it must not overwrite a report that arrived meanwhile.
     ///
     /// # Errors
     /// The error of the request; 409 if the VM has changed, which the watch reports.
@@ -678,10 +679,11 @@ impl Cluster {
     ) -> Result<StatusWritten, kube::Error> {
         let mut left = wanted.clone();
         let mut refused: Option<String> = None;
+        let mut is_short = false;
         loop {
             match self.write_readable_status(vm, &left).await {
                 Ok(vm) => return Ok(StatusWritten { vm, refused }),
-                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422 | 500) => {
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 406 | 413 | 415 | 422 | 500) => {
                     match ownership::without_refused(vm, &left, &answer.message) {
                         Some((part, rest)) => {
                             warn!(
@@ -690,6 +692,15 @@ impl Cluster {
                                 "the API server refuses a part of the status; the rest is written"
                             );
                             left = rest;
+                            refused.get_or_insert(answer.message);
+                        }
+                        None if !is_short && ownership::is_refusal(answer.code, &answer.message) => {
+                            warn!(
+                                error = answer.message,
+                                "the API server refuses the status; what is most important of it is written"
+                            );
+                            is_short = true;
+                            left = left.shortened();
                             refused.get_or_insert(answer.message);
                         }
                         None => return Err(kube::Error::Api(answer)),

@@ -34,6 +34,8 @@ pub mod explain;
 #[deny(clippy::disallowed_methods)]
 pub mod import;
 #[deny(clippy::disallowed_methods)]
+pub mod jinja;
+#[deny(clippy::disallowed_methods)]
 pub mod kvm;
 #[cfg(feature = "schema")]
 #[deny(clippy::disallowed_methods)]
@@ -65,6 +67,8 @@ pub mod status;
 mod test_support;
 #[deny(clippy::disallowed_methods)]
 pub mod user_data;
+#[deny(clippy::disallowed_methods)]
+pub mod yaml;
 
 // Ground: what the programs need of their own process.
 #[cfg(feature = "manager")]

@@ -444,6 +444,18 @@ pub fn without_refused(
     Some((part, serde_json::from_value(status).ok()?))
 }
 
+/// Whether the API server refused what was written, and would do so again: not a right, a rate, a VM that has changed or is gone, or an error
+/// of a webhook.
+pub fn is_refusal(code: u16, message: &str) -> bool {
+    is_too_large(code, message) || matches!(code, 400 | 406 | 415 | 422)
+}
+
+/// Whether an object was too large for the API server, a webhook or etcd, which name no part of it.
+fn is_too_large(code: u16, message: &str) -> bool {
+    let texts = ["larger than max", "request is too large", "Request entity too large"];
+    code == 413 || matches!(code, 400 | 422 | 500) && texts.iter().any(|text| message.contains(text))
+}
+
 /// The whole status, for a write that is no apply: `wanted` over the current one.
 pub fn merged_status(current: &VirtualMachineStatus, wanted: &VirtualMachineStatus) -> Value {
     let mut merged = json!(current);
@@ -548,6 +560,26 @@ mod tests {
 
     use super::*;
     use crate::test_support::vm;
+
+    #[test]
+    fn a_status_that_is_refused_as_a_whole_is_told_from_one_that_may_be_written_later() {
+        let too_large =
+            "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097152 vs. 1048576)";
+        for (code, message, expected) in [
+            (500, too_large, true),
+            (500, "etcdserver: request is too large", true),
+            (413, "Request entity too large: limit is 3145728", true),
+            (422, "VirtualMachine.vmoperator.jdrupes.org \"a\" is invalid", true),
+            (400, "admission webhook \"w\" denied the request", true),
+            (500, "failed calling webhook \"w\"", false),
+            (403, "forbidden", false),
+            (404, "not found", false),
+            (409, "the object has been modified", false),
+            (429, "too many requests", false),
+        ] {
+            assert_eq!(is_refusal(code, message), expected, "{code} {message}");
+        }
+    }
 
     #[test]
     fn what_the_api_server_refuses_of_a_status_is_left_out_and_the_rest_is_written() {

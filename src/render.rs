@@ -33,6 +33,7 @@ pub mod outline;
 pub mod output;
 pub mod patches;
 mod pod;
+mod reach;
 mod read;
 mod references;
 pub mod runner;
@@ -103,7 +104,7 @@ pub fn render(
     let rendered = catch_unwind(AssertUnwindSafe(|| render_valid(vm, observed, config, random, templates)));
     let rendered = rendered
         .unwrap_or_else(|_| Err(TemplateError::refused("(render)", "the rendering panicked; the log has the place")));
-    let reach = Reach::of(vm, observed);
+    let reach = reach::of(observed);
     let waits = reach != Reach::default() && !allowed::refusals(vm, reach, config).is_empty();
     rendered.map(|objects| if waits { at_next_start(objects) } else { objects })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    VirtualMachineStatus, conditions,
+    PendingChange, VirtualMachineStatus, conditions,
     stored::{DEEPEST, nests_deeper},
 };
 
@@ -16,6 +16,12 @@ const LONGEST_TEXT: usize = 32_768;
 const LONGEST_NAME: usize = 1024;
 /// The most bytes of JSON of a value in a pending change. More of it is left out.
 const LARGEST_VALUE: usize = 8192;
+/// The most bytes of JSON of all pending changes together. etcd stores objects up to 1.5 MiB, and the field sets of managers are beside them.
+const LARGEST_CHANGES: usize = 256 << 10;
+/// How many pending changes are left if they are too large even without their values.
+const FEW_CHANGES: usize = 50;
+/// The most characters of a condition's message in a status that the API server found too large.
+const SHORT_TEXT: usize = 256;
 /// The most pending changes, claims, kinds and the like.
 const MOST_ITEMS: usize = 500;
 
@@ -55,7 +61,22 @@ impl VirtualMachineStatus {
         }
         // Cutting can have made two paths the same.
         keep_first(&mut self.pending_changes, |change| change.path.clone());
+        fit(&mut self.pending_changes);
         self.clean()
+    }
+
+    /// The status without what only informs, for an API server that refuses the whole one and names no part of it. The claims and the kinds
+    /// of objects stay: the next reconcile needs them.
+    pub fn shortened(mut self) -> Self {
+        self.pending_changes.clear();
+        for condition in &mut self.conditions {
+            clean_text(&mut condition.message, SHORT_TEXT);
+        }
+        for claim in &mut self.claims {
+            claim.findings.clear();
+        }
+        self.osinfo = None;
+        self
     }
 
     /// Without control characters and too long texts anywhere. Most statuses have none, and this is asked at each reconcile.
@@ -170,6 +191,36 @@ fn clean_value(value: &mut Value) {
     }
 }
 
+/// Leaves out of changes what is too large for all of them together: their values, the largest first, and then all but the first ones.
+fn fit(changes: &mut Vec<PendingChange>) {
+    let size = |change: &PendingChange| serde_json::to_string(change).map_or(0, |text| text.len());
+    let mut all: usize = changes.iter().map(size).sum();
+    if all <= LARGEST_CHANGES {
+        return;
+    }
+    let mut largest: Vec<(usize, usize)> = changes.iter().map(size).zip(0..).collect();
+    largest.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
+    for (before, index) in largest {
+        if all <= LARGEST_CHANGES {
+            return;
+        }
+        let change = &mut changes[index];
+        (change.current, change.wanted) = (None, None);
+        all = all + size(change) - before;
+    }
+    if all <= LARGEST_CHANGES {
+        return;
+    }
+    let more = changes.len().saturating_sub(FEW_CHANGES);
+    changes.truncate(FEW_CHANGES);
+    for change in changes.iter_mut() {
+        clean_text(&mut change.reason, LONGEST_NAME / 2);
+    }
+    if let Some(last) = changes.last_mut().filter(|_| more > 0) {
+        last.reason.push_str(&format!(" ({more} more changes are not listed)"));
+    }
+}
+
 /// Replaces a value that is too large or nests too deep by the begin of its JSON.
 fn shorten(value: &mut Value) {
     let text = || value.to_string();
@@ -209,6 +260,48 @@ mod tests {
         assert_eq!(valid["conditions"].as_array().unwrap().len(), 1);
         assert_eq!(valid["conditions"][0]["message"], "two\nlines\u{fffd}");
         assert_eq!(valid["nodeName"], "n\u{fffd}1");
+    }
+
+    #[test]
+    fn all_pending_changes_together_are_not_too_large() {
+        let changes = |count: usize, value: &str, reason: &str| -> Value {
+            let change = |at| json!({ "path": format!("{at:04}"), "current": value, "wanted": "x", "reason": reason });
+            let status = json!({ "pendingChanges": (0..count).map(change).collect::<Vec<_>>() });
+            let status: VirtualMachineStatus = serde_json::from_value(status).unwrap();
+            let mut valid = json!(status.valid());
+            assert!(valid.to_string().len() < LARGEST_CHANGES + LONGEST_TEXT, "{}", valid.to_string().len());
+            valid["pendingChanges"].take()
+        };
+        let few = changes(20, &"v".repeat(7900), "r");
+        assert!(few.as_array().unwrap().iter().all(|change| change.get("current").is_some()));
+        let many = changes(150, &"v".repeat(7900), "r");
+        assert_eq!(many.as_array().unwrap().len(), 150);
+        let left = many.as_array().unwrap().iter().filter(|change| change.get("current").is_some()).count();
+        assert!((20..40).contains(&left), "{left}");
+        let long = changes(400, "v", &"ü".repeat(2000));
+        assert_eq!(long.as_array().unwrap().len(), FEW_CHANGES);
+        let last = long[FEW_CHANGES - 1]["reason"].as_str().unwrap();
+        assert!(last.ends_with(" (350 more changes are not listed)"), "{last}");
+    }
+
+    #[test]
+    fn a_status_that_is_too_large_keeps_what_the_next_reconcile_needs() {
+        let status: VirtualMachineStatus = serde_json::from_value(json!({
+            "phase": "Failed", "podUid": "u", "observedGeneration": 3,
+            "pendingChanges": [{ "path": "a", "reason": "b" }],
+            "claims": [{ "name": "c", "uid": "d" }],
+            "conditions": [
+                { "type": "Ready", "status": "False", "reason": "X", "message": "m".repeat(9000), "lastTransitionTime": "2027-01-15T07:00:00Z" },
+            ],
+        }))
+        .unwrap();
+        let short = json!(status.shortened());
+        assert_eq!(
+            (&short["phase"], &short["podUid"], &short["observedGeneration"]),
+            (&json!("Failed"), &json!("u"), &json!(3))
+        );
+        assert_eq!((&short["claims"][0]["uid"], short.get("pendingChanges")), (&json!("d"), None));
+        assert_eq!(short["conditions"][0]["message"].as_str().unwrap().chars().count(), SHORT_TEXT);
     }
 
     #[test]

@@ -608,7 +608,7 @@ mod tests {
         for (new, says) in [
             (&helped, "Pod apple is not rendered any more"),
             (&replaced, "no container vm-runner"),
-            (&of_created, "of a VM that is new: Pod apple is not rendered any more"),
+            (&of_created, "of a VM that is stopped: Pod apple is not rendered any more"),
         ] {
             let error = check(Some(&builtin), new, [(created(), nothing())], &config).unwrap_err().error;
             assert!(error.message.contains(says), "{says}: {error}");

@@ -1,9 +1,8 @@
 //! The outline of a template, read from its tokens: the template that it extends, its blocks, and the templates and names that it uses.
 
-use minijinja::{
-    machinery::{Span, Token, tokenize},
-    syntax::SyntaxConfig,
-};
+use minijinja::machinery::{Span, Token};
+
+use crate::jinja;
 
 /// A name in a template and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +82,7 @@ impl Import {
 impl Outline {
     /// The outline of a template that compiles. What follows a token that can't be read is left out.
     pub fn of(source: &str) -> Self {
-        let tokens: Vec<(Token<'_>, Span)> =
-            tokenize(source, false, SyntaxConfig::default()).map_while(Result::ok).collect();
+        let tokens: Vec<(Token<'_>, Span)> = jinja::tokens(source).map_while(Result::ok).collect();
         let mut reader = Reader { tokens: &tokens, index: 0, open: Vec::new(), outline: Self::default() };
         while let Some((token, span)) = tokens.get(reader.index) {
             reader.read(token, *span);

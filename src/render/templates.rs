@@ -17,6 +17,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write as _,
     io, iter,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
 
@@ -36,6 +37,7 @@ use super::{
     values::{self, Values},
     write::write_value,
 };
+use crate::jinja;
 
 /// The texts of files by their names, as in a folder or a ConfigMap.
 pub type Files = BTreeMap<String, String>;
@@ -115,7 +117,8 @@ impl TemplateSet {
     /// # Errors
     /// A file that can't be used.
     pub fn compile(layers: Layers) -> Result<Self, TemplateError> {
-        Self::over(&BUILTIN, RENAMED_BLOCKS, layers)
+        jinja::on_large_stack(|| Self::over(&BUILTIN, RENAMED_BLOCKS, layers))
+            .unwrap_or_else(|error| Err(TemplateError::refused("(compile)", error.to_string())))
     }
 
     fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
@@ -197,6 +200,18 @@ impl TemplateSet {
 
     fn add(&mut self, name: &str, file: String, text: &str) -> Result<(), TemplateError> {
         self.files.insert(name.to_owned(), file);
+        jinja::check(text).map_err(|jinja::Beyond { line, column, message }| {
+            let refused = TemplateError::refused(name, message);
+            self.with_file(TemplateError { line: Some(line), column: Some(column), ..refused })
+        })?;
+        // One template must not end the manager. Nothing that a panic may have left half done is used afterwards.
+        catch_unwind(AssertUnwindSafe(|| self.add_text(name, text))).unwrap_or_else(|_| {
+            let message = "minijinja panicked when it read the template; the log has the place";
+            Err(self.with_file(TemplateError::refused(name, message)))
+        })
+    }
+
+    fn add_text(&mut self, name: &str, text: &str) -> Result<(), TemplateError> {
         self.environment.add_template_owned(name.to_owned(), text.to_owned()).map_err(|error| {
             let parses = |text: &str| self.environment.template_from_str(text).map(drop);
             let unclosed = Unclosed::find(text).filter(|unclosed| unclosed.explains(&error, parses));

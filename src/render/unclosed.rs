@@ -2,12 +2,10 @@
 //!
 //! The template engine reports such a mistake where it reads on in vain: at the end of the file, or at the end of another statement.
 
-use minijinja::{
-    machinery::{Span, Token, tokenize},
-    syntax::SyntaxConfig,
-};
+use minijinja::machinery::{Span, Token};
 
 use super::error::TemplateError;
+use crate::jinja;
 
 /// The statements that have an end.
 const STATEMENTS: [(&str, &str); 9] = [
@@ -47,8 +45,7 @@ struct Open {
 impl Unclosed {
     /// The first statement whose end is missed.
     pub fn find(source: &str) -> Option<Self> {
-        let tokens: Vec<(Token<'_>, Span)> =
-            tokenize(source, false, SyntaxConfig::default()).collect::<Result<_, _>>().ok()?;
+        let tokens: Vec<(Token<'_>, Span)> = jinja::tokens(source).collect::<Result<_, _>>().ok()?;
         let mut open: Vec<Open> = Vec::new();
         for (index, (token, start)) in tokens.iter().enumerate() {
             let Some((Token::Ident(keyword), span)) =

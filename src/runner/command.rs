@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, memory_limit, root_ports};
 use super::{cd::Medium, runtime_dir::RuntimeDir};
 use crate::api::Clipboard;
+use crate::jinja;
 use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection, digest};
 
 mod hardware;
@@ -586,6 +587,11 @@ fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<S
         // A custom template can extend a built-in one under this name, even if both have the same name otherwise.
         environment.add_template_owned(format!("builtin/{built_in}"), built_in_text).map_err(error)?;
     }
+    jinja::check(text).map_err(|beyond| Error::Template {
+        name: name.clone(),
+        line: beyond.line,
+        what: beyond.message,
+    })?;
     environment.add_template_owned(name.clone(), text.clone()).map_err(error)?;
     environment
         .get_template(name)

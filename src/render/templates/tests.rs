@@ -27,6 +27,13 @@ fn errors_name_file_line_and_column() {
 }
 
 #[test]
+fn a_template_that_would_fill_the_stack_or_is_not_countable_is_refused_at_its_line() {
+    insta::assert_snapshot!(error(&format!("a: 1\nb: {{{{ x{} }}}}\n", "|lower".repeat(2000))), @"pod.yaml.j2:2:1544: this expression has more than 256 operators, filters and brackets inside each other; give its parts names before it, with {% set part = ... %}");
+    insta::assert_snapshot!(error(&format!("{{% if x %}}\n{}{{% endif %}}", "{% elif x %}\n".repeat(800))), @r#"pod.yaml.j2:130:4: this {% if %} has more than 128 {% elif %}; look the value up in a map, with {% set map = {"key": "value"} %} and map[key], or write several {% if %}"#);
+    insta::assert_snapshot!(error(&format!("a: 1\n{}{{{{ ! }}}}\n", "x".repeat(70_000))), @"pod.yaml.j2:2:1: this line has 70007 bytes; a line of a template has at most 65000");
+}
+
+#[test]
 fn an_error_names_what_is_undefined_but_shows_no_value() {
     // This fails only if the program is built for release: without optimisation it is the default.
     assert!(set("").unwrap().environment.debug());
@@ -260,4 +267,19 @@ fn long_keys_and_awkward_texts() {
             set("{{ x }}").unwrap().render("pod.yaml.j2", &context! { x => Value::from(Serde(&value)) }).unwrap();
         assert_eq!(serde_yaml::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
+}
+
+#[test]
+fn a_key_that_occurs_twice_in_values_or_a_patch_is_refused_at_its_line() {
+    let error = |name: &str, text: &str| {
+        TemplateSet::layered(&Files::from([(name.to_owned(), text.to_owned())]), None).unwrap_err().to_string()
+    };
+    assert_eq!(
+        error("values.yaml", "a: 1\nb: 1\na: 2\n"),
+        "values.yaml:3:1: the key \"a\" occurs twice at line 3 column 1"
+    );
+    let patch = error("x.patch.yaml", "target: {kind: Pod}\nmergePatch:\n  spec: 1\n  spec: 2\n");
+    assert_eq!(patch, "x.patch.yaml:4:3: not a patch: mergePatch: the key \"spec\" occurs twice at line 4 column 3");
+    let brackets = error("values.yaml", &format!("a: {}", "[".repeat(100_000)));
+    assert_eq!(brackets, "values.yaml:1:132: more than 128 brackets are open at line 1 column 132");
 }

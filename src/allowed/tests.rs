@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     config::Config,
     object::{ObjectKey, Rendered, Update},
+    observed::Observed,
     plan::{Action, plan},
     render::{RandomInput, TemplateSet, render},
     test_support::{applied, nothing, vm},

@@ -3,7 +3,7 @@
 //! Keys that begin with `/` are the paths of components, as in the files of existing users. The manager warns about unknown keys and does
 //! not refuse them, because those files also configure components that this program does not have.
 
-use std::{collections::BTreeSet, fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -17,7 +17,7 @@ pub mod allowed;
 pub use allowed::Allowed;
 use allowed::{Images, Patterns};
 
-use crate::{api::ServiceMetadata, yaml};
+use crate::api::ServiceMetadata;
 
 /// The default of [`ReconcilerConfig::cloud_init_label`].
 pub const CLOUD_INIT_LABEL: &str = "vmoperator.jdrupes.org/cloud-init";
@@ -397,7 +397,7 @@ impl<'de> Deserialize<'de> for LoadBalancerService {
 /// A configuration that can't be used. The source has line and column.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used")]
-pub struct ConfigError(#[from] pub yaml::Error);
+pub struct ConfigError(#[from] pub serde_yaml::Error);
 
 impl Config {
     /// Reads the text of the file.
@@ -405,11 +405,8 @@ impl Config {
     /// # Errors
     /// If it is not YAML, or a known key has a wrong value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        // The sections of a component are put together, also where a key is there twice.
-        yaml::check(text, |key| key.starts_with('/'))?;
-        let (mut config, mut known) = (Self::default(), BTreeSet::new());
-        let section = Section { path: "", config: &mut config, known: &mut known };
-        section.deserialize(serde_yaml::Deserializer::from_str(text)).map_err(yaml::Error::from)?;
+        let mut config = Self::default();
+        Section { path: "", config: &mut config }.deserialize(serde_yaml::Deserializer::from_str(text))?;
         Ok(config)
     }
 
@@ -560,8 +557,6 @@ impl<'de> Deserialize<'de> for Folders {
 struct Section<'a> {
     path: &'a str,
     config: &'a mut Config,
-    /// The keys that were read, with their sections.
-    known: &'a mut BTreeSet<(String, String)>,
 }
 
 impl<'de> DeserializeSeed<'de> for Section<'_> {
@@ -583,11 +578,8 @@ impl<'de> Visitor<'de> for Section<'_> {
         while let Some(key) = map.next_key::<String>()? {
             if key.starts_with('/') {
                 let path = format!("{}{key}", self.path);
-                map.next_value_seed(Section { path: &path, config: &mut *self.config, known: &mut *self.known })?;
+                map.next_value_seed(Section { path: &path, config: &mut *self.config })?;
             } else {
-                if !self.known.insert((self.path.to_owned(), key.clone())) {
-                    return Err(A::Error::custom(format!("the key {key:?} occurs twice")));
-                }
                 self.config.take(self.path, &key, &mut map)?;
             }
         }

@@ -8,7 +8,6 @@ use std::{
 use crate::{
     config::{Config, ConfigError},
     render::{Files, Sources, TemplateError},
-    yaml,
 };
 
 /// A file that can't be used, with the place of the error in it if that is known.
@@ -34,9 +33,8 @@ impl FileError {
     }
 
     /// A file that is not the expected YAML. The error counts lines from the line after `lines_before`.
-    pub fn yaml(file: &Path, error: impl Into<yaml::Error>, lines_before: usize) -> Self {
-        let error = error.into();
-        let at = error.place().map(|(line, column)| (line + lines_before, column));
+    pub fn yaml(file: &Path, error: &serde_yaml::Error, lines_before: usize) -> Self {
+        let at = error.location().map(|place| (place.line() + lines_before, place.column()));
         let text = error.to_string();
         // The place is printed before the message already.
         let message = at
@@ -72,7 +70,7 @@ impl From<&FileError> for TemplateError {
 /// If the file can't be read or used.
 pub fn configuration(file: &Path) -> Result<Config, FileError> {
     let text = fs::read_to_string(file).map_err(FileError::io(file))?;
-    Config::parse(&text).map_err(|ConfigError(error)| FileError::yaml(file, error, 0))
+    Config::parse(&text).map_err(|ConfigError(error)| FileError::yaml(file, &error, 0))
 }
 
 /// The folder for named sets in a folder of templates: `sets/NAME`.

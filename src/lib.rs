@@ -67,8 +67,6 @@ pub mod status;
 mod test_support;
 #[deny(clippy::disallowed_methods)]
 pub mod user_data;
-#[deny(clippy::disallowed_methods)]
-pub mod yaml;
 
 // Ground: what the programs need of their own process.
 #[cfg(feature = "manager")]

@@ -24,7 +24,6 @@ use crate::{
     files::{self, FileError},
     lint::suggestion,
     render::{Library, Sources, TemplateError, TemplateSet, values::lay_over},
-    yaml,
 };
 
 /// The namespace of VMs in a file that name none.
@@ -51,7 +50,8 @@ impl Settings {
         let mut config = config.reconciler;
         if let Some(file) = &self.values {
             let text = fs::read_to_string(file).map_err(FileError::io(file))?;
-            let values: Map<String, Value> = yaml::read(&text).map_err(|error| FileError::yaml(file, error, 0))?;
+            let values: Map<String, Value> =
+                serde_yaml::from_str(&text).map_err(|error| FileError::yaml(file, &error, 0))?;
             lay_over(&mut config.template_values, values);
         }
         Ok(config)
@@ -81,7 +81,7 @@ pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachin
 pub(super) fn vms_in(text: &str, file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
     let (mut vms, mut lines, mut has_list) = (Vec::new(), Vec::new(), false);
     for document in documents(text) {
-        let error = |error: serde_yaml::Error| FileError::yaml(file, error, document.lines_before);
+        let error = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
         let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(error)?;
         if !is_vm(&value, file, &document)? {
             has_list |= value.get("kind").is_some_and(|kind| kind == "List");

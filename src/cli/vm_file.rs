@@ -78,8 +78,8 @@ pub fn read(file: &Path, assignments: &[String]) -> Result<VmFile, Errors> {
     };
     let mut others = Vec::new();
     for document in input::documents(&text) {
-        let mut value: serde_yaml::Value =
-            serde_yaml::from_str(document.text).map_err(|error| FileError::yaml(file, error, document.lines_before))?;
+        let mut value: serde_yaml::Value = serde_yaml::from_str(document.text)
+            .map_err(|error| FileError::yaml(file, &error, document.lines_before))?;
         if value.get("kind").and_then(serde_yaml::Value::as_str) != Some("VirtualMachine") {
             others.push(serde_json::to_value(value).map_err(|error| Errors(vec![error.to_string()]))?);
             continue;

@@ -293,7 +293,8 @@ mod tests {
     fn a_set_that_does_not_fit_a_config_map_is_refused_with_its_size() {
         assert_eq!(too_large(&set("x")), None);
         assert_eq!(too_large(&set(&"a line that is repeated\n".repeat(100_000))), None);
-        let random: String = (0..60_000_u32).map(|number| crate::render::output::digest(&number.to_string())).collect();
+        let random: String =
+            (0..60_000_u32).map(|number| crate::render::output::digest(&number.to_string()) + "\n").collect();
         let error = too_large(&set(&random)).unwrap().to_string();
         assert!(error.contains(&format!("the files of the set have {} bytes", 2 * (random.len() + 8))), "{error}");
     }

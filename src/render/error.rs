@@ -5,8 +5,6 @@ use std::fmt::Write as _;
 use minijinja::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-use crate::yaml;
-
 /// The file of errors of the manager's configuration.
 const CONFIGURATION: &str = "config.yaml";
 
@@ -81,10 +79,11 @@ impl TemplateError {
     }
 
     /// An error in the YAML of a file, with its position. `prefix` stands before the parser's message.
-    pub(super) fn yaml(template: &str, prefix: &str, error: &yaml::Error) -> Self {
+    pub(super) fn yaml(template: &str, prefix: &str, error: &serde_yaml::Error) -> Self {
+        let position = error.location();
         Self {
-            line: error.place().map(|(line, _)| line),
-            column: error.place().map(|(_, column)| column),
+            line: position.as_ref().map(|position| position.line()),
+            column: position.as_ref().map(|position| position.column()),
             ..Self::refused(template, format!("{prefix}{error}"))
         }
     }

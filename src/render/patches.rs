@@ -26,7 +26,6 @@ use serde_json::Value;
 use wildmatch::WildMatch;
 
 use super::error::TemplateError;
-use crate::yaml;
 pub use strategic::ReplacedList;
 
 /// The end of the name of a file with patches.
@@ -112,10 +111,10 @@ impl Patch {
     pub fn parse(file: &str, text: &str) -> Result<Vec<Self>, TemplateError> {
         let mut patches = Vec::new();
         let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
-        let wrong = |error: yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
-        for (index, document) in yaml::documents(text).map_err(wrong)?.enumerate() {
+        for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
+            let wrong = |error: serde_yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
             let Some(Document { target, json_patch, merge_patch, strategic_merge }) =
-                Option::<Document>::deserialize(document).map_err(|error| wrong(error.into()))?
+                Option::<Document>::deserialize(document).map_err(wrong)?
             else {
                 continue;
             };

@@ -9,7 +9,6 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json, map};
 
 use super::{error::OutputError, output::drop_nulls};
-use crate::yaml;
 
 /// Parses zero or more YAML documents, each of which will be an object. Documents and map entries that are null are left out.
 pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
@@ -17,11 +16,6 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
     if text.trim_matches([' ', '\n']).is_empty() {
         return Ok(Vec::new());
     }
-    yaml::check_brackets(text).map_err(|error| {
-        let number = error.place().map_or(1, |(line, _)| line);
-        let line = text.lines().nth(number - 1).unwrap_or_default().trim();
-        OutputError::at(line, format!("the output is not YAML: {error} (line {number} of the output: {line:.80})"))
-    })?;
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
         let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;

@@ -16,7 +16,6 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::error::TemplateError;
-use crate::yaml;
 
 /// The file with the default values of a set.
 pub const FILE: &str = "values.yaml";
@@ -67,7 +66,7 @@ impl Values {
     /// If it is not a YAML map.
     pub fn add_defaults(&mut self, file: &str, text: &str) -> Result<(), TemplateError> {
         let map: Option<Map<String, Value>> =
-            yaml::read(text).map_err(|error| TemplateError::yaml(file, "", &error))?;
+            serde_yaml::from_str(text).map_err(|error| TemplateError::yaml(file, "", &error))?;
         let map = map.unwrap_or_default();
         self.keys.extend(map.keys().map(|key| (folder_of(file).to_owned(), key.clone())));
         merge(&mut self.defaults, &map);

@@ -62,7 +62,7 @@ impl Change {
     fn add_maps(&mut self, file: &Path) -> Result<(), Failure> {
         let (text, mut count) = (read_text(file)?, 0);
         for document in documents(&text) {
-            let wrong = |error: serde_yaml::Error| FileError::yaml(file, error, document.lines_before);
+            let wrong = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
             let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(wrong)?;
             if value.get("kind").and_then(serde_yaml::Value::as_str) != Some("ConfigMap") {
                 continue;

@@ -322,7 +322,8 @@ fn whose_a_report_is_follows_from_its_name_and_from_what_managed_fields_prove() 
     let nothing_owns: Edit = |it| it["metadata"]["ownerReferences"] = json!([]);
     let (all, folded, none) = ((true, true), (true, false), (false, false));
     // Whether it is folded and deleted: after its Pod is gone if the status names it, and if it does not.
-    let rows: [(&str, &dyn Fn(&mut Value), bool, (bool, bool), (bool, bool)); 12] = [
+    type Row<'a> = (&'a str, &'a dyn Fn(&mut Value), bool, (bool, bool), (bool, bool));
+    let rows: [Row<'_>; 12] = [
         ("as it was made", &|_| (), false, all, all),
         ("orphaned", &nothing_owns, true, all, all),
         ("given to another VM", &|it| owned(it, "VirtualMachine", "pear", "pear-uid"), true, all, none),

@@ -6,12 +6,13 @@ use crate::{
     ownership::origin::Origin,
 };
 
-/// What the VM's Pods reach in which a guest may run. A Pod of the VM-Operator in Java is in the network of its node without a tap, too, and keeps
-/// the networks that it was started with, so only its runner counts.
+/// What the VM's Pods reach in which a guest may run. A Pod that the VM-Operator in Java has made is in the network of its node without a tap, too,
+/// so only its runner counts.
 pub(super) fn of(observed: &Observed) -> Reach {
     let pods = observed.objects.iter().filter(|object| object.key.is_pod() && !object.has_ended());
     let reach = |pod: &Object| Reach {
-        is_in_network_of_node: pod.spec["hostNetwork"] == true && pod.origin != Origin::Predecessor,
+        is_in_network_of_node: pod.spec["hostNetwork"] == true
+            && (pod.origin == Origin::Manager || !pod.has_legacy_runner()),
         is_legacy: pod.has_legacy_runner(),
     };
     pods.filter(|pod| pod.runner_container().is_some()).map(|pod| reach(pod)).fold(Reach::default(), |all, one| Reach {

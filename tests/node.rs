@@ -24,7 +24,12 @@ mod support;
 #[path = "node/vmctl.rs"]
 mod vmctl;
 
-use std::{path::PathBuf, process::Command, sync::OnceLock, time::Duration};
+use std::{
+    path::PathBuf,
+    process::Command,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
@@ -86,7 +91,12 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     let manifests: Vec<&str> =
         manifests.split("\n---\n").filter(|text| !text.contains("name: vms.vmoperator.jdrupes.org")).collect();
     let quickstart: String = manifests.join("\n---\n").replace("vmop-demo", namespace.name());
-    namespace.apply(&quickstart);
+    // Two tests that create the roles of the cluster at the same time would get "already exists".
+    static APPLY: Mutex<()> = Mutex::new(());
+    {
+        let _alone = APPLY.lock().unwrap_or_else(PoisonError::into_inner);
+        namespace.apply(&quickstart);
+    }
     if namespace.kubectl(&["get", "configmap", "vm-operator", "--ignore-not-found"]).is_empty() {
         namespace.apply(&configuration(""));
     }

@@ -59,13 +59,12 @@ app.kubernetes.io/name: vm-node-devices
 {{- define "vm-operator.urlPatterns" -}}
 {{- $patterns := list }}
 {{- range . }}
-{{- $parts := splitn "/" 4 . }}
 {{- if eq . "*" }}{{ $patterns = append $patterns "r'^.*$'" }}
-{{- else if or (not $parts._3 | and (lt (len $parts) 4)) (contains "*" (trimPrefix "*." $parts._2)) (contains "?" $parts._2) }}{{ fail (printf "config.networks.cdUrls: %s does not name scheme, host and path, such as https://cdimage.example.org/*" .) }}
 {{- else }}
+{{- $parts := splitn "/" 4 . }}
 {{- $host := regexQuoteMeta (trimPrefix "*." $parts._2) }}
 {{- if hasPrefix "*." $parts._2 }}{{ $host = printf "([^/@#?:]+[.])%s" $host }}{{ end }}
-{{- $patterns = append $patterns (printf "r'^%s//%s/%s$'" (regexQuoteMeta $parts._0) $host (include "vm-operator.pattern" $parts._3)) }}
+{{- $patterns = append $patterns (printf "r'^%s//%s/%s$'" $parts._0 $host (include "vm-operator.pattern" $parts._3)) }}
 {{- end }}
 {{- end -}}
 [{{ join ", " $patterns }}]

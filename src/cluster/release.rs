@@ -3,6 +3,8 @@
 //! An apply can't remove what another client has set, so the claim is released by a patch of its own, before it is noted whose it is: if the
 //! manager ends between the two, the claim is taken again.
 
+use std::borrow::Cow;
+
 use kube::{
     ResourceExt,
     api::{DynamicObject, Patch, PatchParams},
@@ -16,8 +18,13 @@ use crate::{api::VirtualMachine, claims, object::ObjectKey, ownership::OBJECT_MA
 impl Cluster {
     /// What is to be applied to a claim that the VM takes: to the version of the claim without other VMs as its owners. Another version than that which was
     /// seen is left alone, and the API server refuses the apply.
-    pub(super) async fn released(&self, vm: &VirtualMachine, key: &ObjectKey, value: &Value) -> kube::Result<Value> {
-        let mut value = value.clone();
+    pub(super) async fn released<'a>(
+        &self,
+        vm: &VirtualMachine,
+        key: &ObjectKey,
+        value: &'a Value,
+    ) -> kube::Result<Cow<'a, Value>> {
+        let mut value = Cow::Borrowed(value);
         let Some(version) = value["metadata"]["resourceVersion"].as_str().filter(|_| key.is_claim()) else {
             return Ok(value);
         };
@@ -33,7 +40,7 @@ impl Cluster {
         match self.requests.run(claims.patch_metadata(&key.name, &parameters, &patch)).await {
             Ok(released) => {
                 info!(object = %key, "no other VM owns the claim any more");
-                value["metadata"]["resourceVersion"] = json!(released.resource_version());
+                value.to_mut()["metadata"]["resourceVersion"] = json!(released.resource_version());
             }
             // The admission plugin OwnerReferencesPermissionEnforcement lets only those do it who may delete claims. StorageReady says it.
             Err(kube::Error::Api(answer)) if answer.is_forbidden() => {

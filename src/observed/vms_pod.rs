@@ -23,7 +23,6 @@ use super::Object;
 use crate::{
     api::VirtualMachine,
     object::{APP_NAME, pods},
-    ownership::origin::Origin,
 };
 
 /// How sure it is that a Pod is the VM's.
@@ -56,8 +55,8 @@ pub fn is_vms_pod(vm: &VirtualMachine, pod: &impl ResourceExt) -> bool {
 }
 
 fn how_sure(vm: &VirtualMachine, pod: &ObjectMeta) -> Option<Sure> {
-    let (name, uid) = (vm.name_any(), vm.metadata.uid.as_deref().filter(|uid| !uid.is_empty())?);
-    let status = vm.status.as_ref();
+    vm.metadata.uid.as_ref().filter(|uid| !uid.is_empty())?;
+    let (name, status) = (vm.name_any(), vm.status.as_ref());
     let is_set = |owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| {
         owner.kind == "StatefulSet" && owner.name == name
     };
@@ -66,7 +65,6 @@ fn how_sure(vm: &VirtualMachine, pod: &ObjectMeta) -> Option<Sure> {
     let is = |named: Option<&String>| !pod.uid.is_empty() && named == Some(&pod.uid);
     let is_of_vm = pod.is_of(vm);
     let is_named = pod.key.name == name;
-    let is_made = pod.origin == Origin::Manager && pod.has_given_owner() && pod.is_owned_by(uid);
     let is_ours = pod.labels.get("app.kubernetes.io/name").is_some_and(|program| program == APP_NAME);
     if is_of_vm && is(status.and_then(|status| status.reporter_uid.as_ref())) {
         return Some(Sure::Said);
@@ -74,7 +72,7 @@ fn how_sure(vm: &VirtualMachine, pod: &ObjectMeta) -> Option<Sure> {
     if is_of_vm && is(status.and_then(|status| status.pod_uid.as_ref())) {
         return Some(Sure::Reported);
     }
-    if is_made {
+    if pod.is_given_to(vm) {
         return Some(if is_named { Sure::MadeNamed } else { Sure::Made });
     }
     if is_of_vm && is_named {

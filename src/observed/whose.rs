@@ -94,31 +94,32 @@ impl Object {
     }
 
     /// Whether the manager, or the predecessor, made the object for the VM: what is deleted when no template renders it any more. What only
-    /// says so may be a copy that a person made. The predecessor's field manager is any program's with its library, so its objects count only
-    /// with the name that it gives them.
+    /// says so may be a copy that a person made.
     pub fn is_made_for(&self, vm: &VirtualMachine) -> bool {
-        let is_made = match self.origin {
-            Origin::Manager => true,
-            Origin::Predecessor => self.key.name == vm.name_any(),
-            Origin::Unrecorded | Origin::Other => false,
-        };
-        is_made && self.is_of(vm) && self.is_owned_by(&vm.uid().unwrap_or_default())
+        self.is_operators(vm) && self.is_of(vm) && self.is_owned_by(&vm.uid().unwrap_or_default())
     }
 
     /// Whether what may make Pods is the VM's, and not only owned by it: anybody may give an object an owner.
     pub fn is_maker_of(&self, vm: &VirtualMachine) -> bool {
-        let name = vm.name_any();
-        let is_made = match self.origin {
-            Origin::Manager => true,
-            Origin::Predecessor => self.key.name == name,
-            Origin::Unrecorded => self.is_owned_by(&vm.uid().unwrap_or_default()) && self.is_brought_back(&name),
-            Origin::Other => false,
+        let is_restored = || {
+            let is_owned = self.is_owned_by(&vm.uid().unwrap_or_default());
+            self.origin == Origin::Unrecorded && is_owned && self.is_brought_back(&vm.name_any())
         };
-        is_made && self.is_of(vm)
+        (self.is_operators(vm) || is_restored()) && self.is_of(vm)
+    }
+
+    /// Whether the manager made the object, or the predecessor: its field manager is any program's with its library, so its objects count only
+    /// with the name that it gives them.
+    fn is_operators(&self, vm: &VirtualMachine) -> bool {
+        match self.origin {
+            Origin::Manager => true,
+            Origin::Predecessor => self.key.name == vm.name_any(),
+            Origin::Unrecorded | Origin::Other => false,
+        }
     }
 
     /// Whether the manager gave the object one of its owners.
-    pub(super) fn has_given_owner(&self) -> bool {
+    fn has_given_owner(&self) -> bool {
         self.owners.iter().any(|owner| self.has_given(owner))
     }
 

@@ -32,7 +32,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams};
+use kube::{Api, ResourceExt, api::ListParams};
 use support::{
     cluster::{Cluster, TestNamespace, XTASK, eventually},
     manager::{install_crds, is_about_vms, wait_until_quiet},
@@ -102,6 +102,19 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     }
     namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
     namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=600s"]);
+}
+
+/// Gives the manager these lines as its configuration, and [`ALLOWED`]. A manager that starts has them at once; the one before it may still work on a
+/// VM that is made before it has ended.
+async fn configure(namespace: &TestNamespace, pods: &Api<Pod>, lines: &str) {
+    namespace.apply(&configuration(lines));
+    let manager = ListParams::default().labels("app.kubernetes.io/component=manager");
+    let former: Vec<String> = pods.list(&manager).await.unwrap().iter().map(ResourceExt::name_any).collect();
+    namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
+    for name in former {
+        gone(pods, &name).await;
+    }
 }
 
 /// A namespace with the manager, and a disk to boot from.
@@ -635,10 +648,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         if profile == "Unconfined" {
             cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}-")]);
             let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}\n";
-            namespace.apply(&configuration(config));
-            // A new Pod has the configuration at once.
-            namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
-            namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
+            configure(&namespace, &pods, config).await;
         }
         namespace.apply(&manifest.to_string());
         wait_for(&vms, "demo", conditions::BOOTED, true).await;

@@ -32,11 +32,8 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("vmctl").await;
     let address = recipes::serve_images(&namespace, &pods).await;
     recipes::install_set(&namespace, "import-disk", &["import-disk"]);
-    let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}";
-    namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
-    // A new Pod has the configuration at once.
-    namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
-    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
+    let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}\n";
+    configure(&namespace, &pods, config).await;
 
     // The example, with the tiny guest.
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/vmctl");

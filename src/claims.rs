@@ -57,13 +57,14 @@ pub fn runner_data_name(vm: &VirtualMachine, observed: &Observed) -> String {
 /// All names that the VM's claims may have. A claim with such a name may be the VM's, whatever labels it lost: a backup may bring it back
 /// without.
 pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
+    names_of_disks(vm).into_iter().flatten()
+}
+
+/// For each disk, and for the runner's data, the names that its claim may have.
+fn names_of_disks(vm: &VirtualMachine) -> Vec<Vec<String>> {
     let name = vm.name_any();
-    let disks = volumes(vm).flatten().collect::<Vec<_>>();
-    let of_disks = disks.into_iter().flat_map({
-        let name = name.clone();
-        move |volume| disk_names(&name, &volume)
-    });
-    of_disks.chain(runner_data_names(&name))
+    let of_disks = volumes(vm).flatten().map(|volume| disk_names(&name, &volume));
+    of_disks.chain([runner_data_names(&name)]).collect()
 }
 
 /// The names of the disks' volumes in the Pod; `None` for a disk without a claim.
@@ -127,8 +128,7 @@ fn existing_name(vm: &VirtualMachine, observed: &Observed, names: Vec<String>) -
             missing(vm, name).is_some_and(|known| known.unused == unused && !(unused && known.findings.is_empty()))
         }
     };
-    let pods = || observed.objects.iter().filter(|object| object.key.is_pod() && is_by_manager(vm, object));
-    let is_mounted = |name: &&String| pods().any(|pod| pod.mounted_claims().any(|(claim, _)| claim == **name));
+    let is_mounted = |name: &&String| observed.objects.iter().any(|object| is_mounted_by(vm, object, name));
     let exists = |name: &&String| observed.claim(name).is_some();
     let is_usable = |name: &&String| {
         observed.claim(name).is_some_and(|claim| !matches!(whose(vm, observed, claim), Whose::Foreign(_)))
@@ -146,9 +146,16 @@ fn existing_name(vm: &VirtualMachine, observed: &Observed, names: Vec<String>) -
     name.or_else(|| names.into_iter().next()).unwrap_or_default()
 }
 
-/// Whether an owner or a manager has made the Pod, and no person.
-fn is_by_manager(vm: &VirtualMachine, pod: &Object) -> bool {
-    pod.is_owned_by(&vm.uid().unwrap_or_default()) || pod.maker.is_some() || pod.owned.is_some()
+/// Whether a Pod of the VM mounts the claim, which an owner or a manager has made, and no person.
+fn is_mounted_by(vm: &VirtualMachine, pod: &Object, claim: &str) -> bool {
+    let is_by_manager = || pod.is_owned_by(&vm.uid().unwrap_or_default()) || pod.maker.is_some() || pod.owned.is_some();
+    pod.key.is_pod() && is_by_manager() && pod.mounted_claims().any(|(mounted, _)| mounted == claim)
+}
+
+/// The claim that Kubernetes makes for an ephemeral volume of a Pod
+/// (<https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#persistentvolumeclaim-naming>).
+pub fn ephemeral_claim(pod: &str, volume: &str) -> String {
+    format!("{pod}-{volume}")
 }
 
 /// What the status has about a claim of the VM.
@@ -320,6 +327,9 @@ pub fn claims(
         };
         let found = observed.get(&wanted.key).map(|found| (found, whose(vm, observed, found)));
         match (found, missing(vm, &name)) {
+            (Some((_, Whose::Former | Whose::Free)), _) if is_in_use(observed, &name) => {
+                without(None, ClaimFinding::new(Reason::ClaimInUse))
+            }
             (Some((found, Whose::Own | Whose::Former)), _) => {
                 let findings = findings(vm, observed, wanted, found, refusals);
                 ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, entry, findings }
@@ -327,9 +337,6 @@ pub fn claims(
             (Some((_, Whose::Foreign(why))), known) => {
                 let finding = ClaimFinding { answer: Some(why.to_string()), ..ClaimFinding::new(why.reason()) };
                 without(known.and_then(|known| known.uid.clone()), finding)
-            }
-            (Some((_, Whose::Free)), _) if is_in_use(observed, &name) => {
-                without(None, ClaimFinding::new(Reason::ClaimInUse))
             }
             (None, Some(known)) => ClaimStatus {
                 unused: false,

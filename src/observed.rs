@@ -1,6 +1,6 @@
 //! The input of all decisions about a VM: its objects as they are in the cluster, and the time.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference},
@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::{
     api::GROUP,
+    claims::ephemeral_claim,
     object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, named_vm},
     ownership::{
         self, OBJECT_MANAGER, Writer,
@@ -244,11 +245,14 @@ impl Object {
     }
 
     /// The claims that a Pod mounts, with whether it can write to them.
-    pub fn mounted_claims(&self) -> impl Iterator<Item = (&str, bool)> {
+    pub fn mounted_claims(&self) -> impl Iterator<Item = (Cow<'_, str>, bool)> {
         let volumes = self.spec["volumes"].as_array().into_iter().flatten();
         volumes.filter_map(|volume| {
+            if volume.get("ephemeral").is_some() {
+                return Some((Cow::from(ephemeral_claim(&self.key.name, volume["name"].as_str()?)), true));
+            }
             let claim = volume.get("persistentVolumeClaim")?;
-            Some((claim["claimName"].as_str()?, claim["readOnly"] != true))
+            Some((Cow::from(claim["claimName"].as_str()?), claim["readOnly"] != true))
         })
     }
 

@@ -257,13 +257,13 @@ impl<'a> Planner<'a> {
     fn may_use(&mut self, object: &Rendered) -> bool {
         let Some(found) = self.observed.get(&object.key).filter(|_| object.key.is_claim()) else { return true };
         match claims::whose(self.vm, self.observed, found) {
-            claims::Whose::Own | claims::Whose::Former => true,
-            claims::Whose::Free => {
+            claims::Whose::Own => true,
+            whose @ (claims::Whose::Former | claims::Whose::Free) => {
                 let is_in_use = self.guests.strangers().any(|pod| {
                     let mut mounted = pod.mounted_claims();
                     mounted.any(|(claim, writes)| writes && claim == object.key.name)
                 });
-                if !is_in_use && found.deleting.is_none() {
+                if whose == claims::Whose::Free && !is_in_use && found.deleting.is_none() {
                     self.plan.taken_claims.push(object.key.name.clone());
                 }
                 !is_in_use
@@ -575,7 +575,7 @@ impl<'a> Planner<'a> {
 
     /// A claim that is being deleted. It exists only as long as a Pod mounts it, even a Pod that has ended or in which nothing has started.
     fn claim_that_goes_with(&self, pod: &Object) -> Option<&'a Arc<Object>> {
-        let mut claims = pod.mounted_claims().filter_map(|(claim, _)| self.observed.claim(claim));
+        let mut claims = pod.mounted_claims().filter_map(|(claim, _)| self.observed.claim(&claim));
         claims.find(|claim| claim.deleting.is_some())
     }
 

@@ -17,6 +17,9 @@
 //! | is made by something that is the VM's | [`Whose::Free`] |
 //! | any other: somebody has made it, and it is not said for whom | [`Foreign::Unnamed`] |
 //!
+//! Of two claims that the same disk may have, under its name of this release and of a former one, the VM gets none unless one is its own, is
+//! mounted by its Pod, or is the one with the annotation `vmoperator.jdrupes.org/vm` ([`Foreign::OneOfTwo`]).
+//!
 //! Lines four to six and the last two do not count if a person has given the claim the annotation `vmoperator.jdrupes.org/vm` with the name of
 //! this VM ([`Whose::Free`]): who may write the claim may say whose it is. Who may only write VMs could choose names that fit any claim.
 
@@ -25,7 +28,7 @@ use std::{collections::BTreeMap, fmt};
 use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::Value;
 
-use super::{known, missing};
+use super::{is_mounted_by, known, missing, names_of_disks};
 use crate::{
     api::{Reason, VirtualMachine},
     object::{
@@ -62,13 +65,17 @@ pub enum Foreign {
     Unnamed(Option<String>),
     /// The VM's data are in another claim, with this UID, which had this name.
     Replaces(String),
+    /// The claim with this name, which the same disk may have, may be the VM's, too.
+    OneOfTwo(String),
 }
 
 impl Foreign {
     /// The reason of Ready and StorageReady.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Vm(_) | Self::FormerVm(_) | Self::Prototype(_) | Self::Unnamed(_) => Reason::ClaimTaken,
+            Self::Vm(_) | Self::FormerVm(_) | Self::Prototype(_) | Self::Unnamed(_) | Self::OneOfTwo(_) => {
+                Reason::ClaimTaken
+            }
             Self::Replaces(_) => Reason::ClaimReplaced,
         }
     }
@@ -103,12 +110,39 @@ impl fmt::Display for Foreign {
                 "is not the one with the VM's data, which had the UID {lost}: restore that one from a backup with its annotations, or, to use the \
                  one that exists, {give}, and the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {lost}"
             ),
+            Self::OneOfTwo(other) => {
+                write!(
+                    f,
+                    "may have the data of this VM's disk, and so may the claim {other}: to use one of them, {give}"
+                )
+            }
         }
     }
 }
 
 /// Whose a claim is that was observed.
 pub fn whose(vm: &VirtualMachine, observed: &Observed, claim: &Object) -> Whose {
+    match alone(vm, observed, claim) {
+        found @ (Whose::Own | Whose::Foreign(_)) => found,
+        found => rival(vm, observed, claim).map_or(found, |other| Whose::Foreign(Foreign::OneOfTwo(other))),
+    }
+}
+
+/// The other claim of the same disk that may be the VM's as well as this one.
+fn rival(vm: &VirtualMachine, observed: &Observed, claim: &Object) -> Option<String> {
+    if observed.objects.iter().any(|pod| is_mounted_by(vm, pod, &claim.key.name)) {
+        return None;
+    }
+    let is_given = |claim: &Object| claim.annotations.get(VM_ANNOTATION).is_some_and(|given| *given == vm.name_any());
+    let names = names_of_disks(vm).into_iter().find(|names| names.contains(&claim.key.name))?;
+    let others = names.iter().filter(|name| **name != claim.key.name).filter_map(|name| observed.claim(name));
+    let mut rivals = others.filter(|other| !(is_given(claim) && !is_given(other)));
+    let is_vms = |other: &Object| !matches!(alone(vm, observed, other), Whose::Foreign(_));
+    rivals.find(|other| is_vms(other)).map(|other| other.key.name.clone())
+}
+
+/// Whose a claim is, whatever other claims there are.
+fn alone(vm: &VirtualMachine, observed: &Observed, claim: &Object) -> Whose {
     let is_vms = |owner: &String| observed.objects.iter().any(|object| object.uid == *owner);
     whose_with(vm, claim, observed.claimants.get(&claim.uid), claim.owners.iter().any(is_vms))
 }
@@ -507,5 +541,43 @@ mod tests {
         assert!(was_of(&knows("u-person"), &labels_alone));
         assert!(was_of(&new(), &claim(&|_| ())));
         assert!(!was_of(&new(), &claim(&note("pear/u-pear"))));
+    }
+
+    #[test]
+    fn of_two_claims_for_one_disk_the_vm_gets_none_unless_something_tells() {
+        const FORMER: &str = "core-disk-apple-0";
+        let both = |new: &dyn Fn(&mut Value), former: &dyn Fn(&mut Value), pod: Option<&str>| {
+            let vm = vm(|_| ());
+            let mut objects: Vec<_> = rendered(&vm, &nothing()).into_iter().filter(|it| it.key.name == CLAIM).collect();
+            let mut other = objects[0].clone();
+            other.key.name = FORMER.into();
+            std::sync::Arc::make_mut(&mut other.value)["metadata"]["name"] = json!(FORMER);
+            objects.push(other);
+            if let Some(claim) = pod {
+                let mut pod = rendered(&vm, &nothing()).into_iter().find(|it| it.key.is_pod()).unwrap();
+                let volume = json!([{ "name": "d", "persistentVolumeClaim": { "claimName": claim } }]);
+                std::sync::Arc::make_mut(&mut pod.value)["spec"]["volumes"] = volume;
+                objects.push(pod);
+            }
+            let observed = applied(&objects, |kind, object| {
+                let edit = if object["metadata"]["name"] == FORMER { former } else { new };
+                if kind == "PersistentVolumeClaim" {
+                    edit(&mut object["metadata"]);
+                }
+            });
+            [CLAIM, FORMER].map(|name| whose(&vm, &observed, observed.claim(name).unwrap()))
+        };
+        let of_former_vm = note("apple/u-former");
+        let of = |other: &str| Whose::Foreign(Foreign::OneOfTwo(other.to_owned()));
+        let free = |metadata: &mut Value| {
+            metadata.as_object_mut().unwrap().retain(|key, _| ["name", "namespace", "uid"].contains(&key.as_str()));
+            metadata["annotations"][VM_ANNOTATION] = json!("apple");
+        };
+        assert_eq!(both(&of_former_vm, &of_former_vm, None), [of(FORMER), of(CLAIM)], "from two backups");
+        assert_eq!(both(&free, &free, None), [of(FORMER), of(CLAIM)], "both are given");
+        assert_eq!(both(&of_former_vm, &given_to("apple", &of_former_vm), None), [of(FORMER), Whose::Former]);
+        assert_eq!(both(&free, &of_former_vm, None), [Whose::Free, of(CLAIM)]);
+        assert_eq!(both(&|_| (), &of_former_vm, None), [Whose::Own, of(CLAIM)], "one is the VM's own");
+        assert_eq!(both(&of_former_vm, &of_former_vm, Some(FORMER)), [of(FORMER), Whose::Former], "its Pod has one");
     }
 }

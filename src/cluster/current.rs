@@ -30,7 +30,7 @@ impl Cluster {
     pub async fn check_sources(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
         let namespace = namespace_of(vm);
         for (kind, name) in vm.spec.cloud_init.iter().flat_map(CloudInit::sources) {
-            let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_owned() };
+            let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_string() };
             let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
             let metadata = if kind == "Secret" {
                 let api = Api::<Secret>::namespaced(self.client.clone(), &namespace);
@@ -124,9 +124,9 @@ impl Cluster {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
         for (name, _) in pod.mounted_claims() {
             let key =
-                ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
+                ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_string() };
             let failed = |source| ActionError::Api { what: "read", key, source: Box::new(source) };
-            let found = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
+            let found = self.requests.run(api.get_metadata_opt(&name)).await.map_err(failed)?;
             if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
                 return Ok(true);
             }

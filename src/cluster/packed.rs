@@ -16,11 +16,15 @@ use kube::{
     api::{ApiResource, DynamicObject, ObjectMeta},
     core::{DynamicResourceScope, TypeMeta},
 };
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error as _, IgnoredAny},
+};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
+    claims::ephemeral_claim,
     metrics::VmSummary,
     object::{APP_NAME, BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, belongs_to, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
@@ -402,7 +406,8 @@ impl<const META: bool> Sent<META> {
         let key =
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
-        let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
+        let claims =
+            spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(&key.name, spec)).unwrap_or_default();
         let origin = origin(metadata.creation_timestamp, metadata.managed_fields.iter().map(Fields::entry));
         let is_kept = !claims.is_empty() || key.is_claim() || key.is_report();
         let vm = vm_of(&metadata, &key, origin).or_else(|| is_kept.then(String::new));
@@ -502,7 +507,7 @@ fn noted_vm(metadata: &WireMeta) -> Option<String> {
 }
 
 /// The claims that a Pod mounts and can write to.
-fn written_claims(spec: &RawValue) -> Box<[Box<str>]> {
+fn written_claims(pod: &str, spec: &RawValue) -> Box<[Box<str>]> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Spec {
@@ -511,7 +516,9 @@ fn written_claims(spec: &RawValue) -> Box<[Box<str>]> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Volume {
+        name: Box<str>,
         persistent_volume_claim: Option<Claim>,
+        ephemeral: Option<IgnoredAny>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -521,8 +528,11 @@ fn written_claims(spec: &RawValue) -> Box<[Box<str>]> {
         read_only: bool,
     }
     let spec: Spec = serde_json::from_str(spec.get()).unwrap_or_default();
-    let claims = spec.volumes.into_iter().filter_map(|volume| volume.persistent_volume_claim);
-    claims.filter(|claim| !claim.read_only).map(|claim| claim.claim_name).collect()
+    let claims = spec.volumes.into_iter().filter_map(|volume| match volume.persistent_volume_claim {
+        Some(claim) => Some(claim.claim_name).filter(|_| !claim.read_only),
+        None => volume.ephemeral.map(|_| ephemeral_claim(pod, &volume.name).into()),
+    });
+    claims.collect()
 }
 
 #[cfg(test)]
@@ -530,6 +540,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_ephemeral_volume_is_a_claim_that_its_pod_writes_to() {
+        let spec = r#"{"volumes":[{"name":"a","persistentVolumeClaim":{"claimName":"x"}},{"name":"b","persistentVolumeClaim":
+            {"claimName":"y","readOnly":true}},{"name":"core-disk","ephemeral":{"volumeClaimTemplate":{}}},{"name":"c","emptyDir":{}}]}"#;
+        let spec = RawValue::from_string(spec.into()).unwrap();
+        assert_eq!(*written_claims("apple", &spec), ["x".into(), "apple-core-disk".into()]);
+    }
 
     fn pod(uid: &str) -> Value {
         json!({

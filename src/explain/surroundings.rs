@@ -194,7 +194,7 @@ pub fn volumes<'a>(claims: impl IntoIterator<Item = &'a Object>) -> Vec<String> 
 /// The claims that a Pod mounts beside the VM's own.
 pub fn other_claims(pod: &Object, own: &[Object]) -> Vec<String> {
     let is_own = |name: &str| own.iter().any(|claim| claim.key.name == name);
-    pod.mounted_claims().map(|(name, _)| name).filter(|name| !is_own(name)).map(str::to_owned).collect()
+    pod.mounted_claims().map(|(name, _)| name.into_owned()).filter(|name| !is_own(name)).collect()
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ impl<'v, 'a> Guests<'v, 'a> {
     }
 
     fn writes(&self, pod: &Object) -> bool {
-        pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(claim).is_some())
+        pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(&claim).is_some())
     }
 
     fn is_made_by_helper(&self, pod: &Object) -> bool {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    claims,
+    claims::{self, ephemeral_claim},
     object::INSTANCE_LABEL,
     observed::vms_pod::vms_pod,
 };
@@ -195,9 +195,14 @@ impl Cluster {
         let list = list.map_err(failed(|| format!("list the Pods of vm {}/{vm}", self.namespace)))?;
         let Some(found) = self.whole_vm(vm).await? else { return Ok(BTreeSet::new()) };
         let pod = vms_pod(&found, &list.items).cloned();
-        let volumes = pod.into_iter().filter_map(|pod| pod.spec?.volumes).flatten();
-        let claims = volumes.filter_map(|volume| volume.persistent_volume_claim);
-        Ok(claims.filter(|claim| claim.read_only != Some(true)).map(|claim| claim.claim_name).collect())
+        let Some(pod) = pod else { return Ok(BTreeSet::new()) };
+        let name = pod.name_any();
+        let volumes = pod.spec.and_then(|spec| spec.volumes).into_iter().flatten();
+        let claims = volumes.filter_map(|volume| match volume.persistent_volume_claim {
+            Some(claim) => Some(claim.claim_name).filter(|_| claim.read_only != Some(true)),
+            None => volume.ephemeral.map(|_| ephemeral_claim(&name, &volume.name)),
+        });
+        Ok(claims.collect())
     }
 
     /// The first of these claims that goes with a VM of that name.

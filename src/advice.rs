@@ -74,8 +74,8 @@ pub fn summary(advice: &[Advice]) -> Option<String> {
 }
 
 fn network_config(value: &Value) -> Option<Problem> {
-    let error = serde_yaml::from_str::<serde_yaml::Value>(value.as_str()?).err()?;
-    let at = error.location().map(|place| (place.line(), place.column()));
+    let error = crate::yaml::from_str::<serde_yaml::Value>(value.as_str()?).err()?;
+    let at = error.place();
     let words = error.to_string();
     let words = words.split(" at line ").next().unwrap_or_default();
     let message = format!("this is no YAML, so cloud-init configures the network by itself: {words}");

@@ -397,7 +397,7 @@ impl<'de> Deserialize<'de> for LoadBalancerService {
 /// A configuration that can't be used. The source has line and column.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used")]
-pub struct ConfigError(#[from] pub serde_yaml::Error);
+pub struct ConfigError(#[from] pub crate::yaml::Error);
 
 impl Config {
     /// Reads the text of the file.
@@ -406,7 +406,8 @@ impl Config {
     /// If it is not YAML, or a known key has a wrong value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        Section { path: "", config: &mut config }.deserialize(serde_yaml::Deserializer::from_str(text))?;
+        let section = Section { path: "", config: &mut config };
+        section.deserialize(crate::yaml::unique_documents(text)?).map_err(crate::yaml::Error::from)?;
         Ok(config)
     }
 

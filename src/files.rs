@@ -33,8 +33,8 @@ impl FileError {
     }
 
     /// A file that is not the expected YAML. The error counts lines from the line after `lines_before`.
-    pub fn yaml(file: &Path, error: &serde_yaml::Error, lines_before: usize) -> Self {
-        let at = error.location().map(|place| (place.line() + lines_before, place.column()));
+    pub fn yaml(file: &Path, error: &crate::yaml::Error, lines_before: usize) -> Self {
+        let at = error.place().map(|(line, column)| (line + lines_before, column));
         let text = error.to_string();
         // The place is printed before the message already.
         let message = at

@@ -67,6 +67,8 @@ pub mod status;
 mod test_support;
 #[deny(clippy::disallowed_methods)]
 pub mod user_data;
+#[deny(clippy::disallowed_methods)]
+pub mod yaml;
 
 // Ground: what the programs need of their own process.
 #[cfg(feature = "manager")]

@@ -117,7 +117,7 @@ fn file_of_map(name: &str, text: &str) -> String {
         return text.to_owned();
     }
     // It has a secret somewhere: all comes out anew.
-    let Ok(mut value) = serde_yaml::from_str::<Value>(text) else { return MASK.into() };
+    let Ok(mut value) = crate::yaml::from_str::<Value>(text) else { return MASK.into() };
     below(&mut value);
     match value {
         // No YAML with fields, such as a template.

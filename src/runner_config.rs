@@ -443,8 +443,8 @@ impl RunnerConfig {
     ///
     /// # Errors
     /// If the text is not YAML, or a field is missing or has the wrong type. The error has the line and the column.
-    pub fn parse(text: &str) -> Result<Self, serde_yaml::Error> {
-        serde_yaml::from_str::<ConfigFile>(text).map(|file| file.runner)
+    pub fn parse(text: &str) -> Result<Self, crate::yaml::Error> {
+        crate::yaml::from_str::<ConfigFile>(text).map(|file| file.runner)
     }
 }
 

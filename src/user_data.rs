@@ -162,7 +162,7 @@ fn is_commented(text: &str) -> bool {
 }
 
 fn is_mapping(text: &str) -> bool {
-    matches!(serde_yaml::from_str(text), Ok(Yaml::Mapping(_)))
+    matches!(crate::yaml::from_str(text), Ok(Yaml::Mapping(_)))
 }
 
 /// What cloud-init will not do with user data.
@@ -228,7 +228,7 @@ fn json_to_yaml(value: &Value) -> Option<Yaml> {
 
 fn of_text(text: &str) -> Vec<Problem> {
     let is_config = Kind::of(text) == Kind::CloudConfig;
-    match serde_yaml::from_str::<Yaml>(text) {
+    match crate::yaml::from_str::<Yaml>(text) {
         Ok(config @ Yaml::Mapping(_)) => of_config(&config, text),
         Ok(Yaml::Null) if is_config || text.trim().is_empty() => Vec::new(),
         Ok(_) if is_config => {
@@ -236,7 +236,7 @@ fn of_text(text: &str) -> Vec<Problem> {
             vec![Problem::of_all(first_line(text, |line| !line.trim().is_empty() && !line.starts_with('#')), what)]
         }
         Err(error) if is_config || is_like_config(text) => {
-            let at = error.location().map(|place| (place.line(), place.column()));
+            let at = error.place();
             let words = error.to_string();
             let words = words.split(" at line ").next().unwrap_or_default();
             let what = if words.starts_with("duplicate entry") {
@@ -437,7 +437,7 @@ pub fn config(value: &Value) -> Option<Value> {
     match value {
         Value::Null => Some(json!({})),
         Value::String(text) if matches!(Kind::of(text), Kind::CloudConfig | Kind::Unknown) => {
-            match serde_yaml::from_str(text).ok()? {
+            match crate::yaml::from_str(text).ok()? {
                 Value::Null => Some(json!({})),
                 value @ Value::Object(_) => Some(value),
                 _ => None,

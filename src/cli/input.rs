@@ -51,7 +51,7 @@ impl Settings {
         if let Some(file) = &self.values {
             let text = fs::read_to_string(file).map_err(FileError::io(file))?;
             let values: Map<String, Value> =
-                serde_yaml::from_str(&text).map_err(|error| FileError::yaml(file, &error, 0))?;
+                crate::yaml::unique_from_str(&text).map_err(|error| FileError::yaml(file, &error, 0))?;
             lay_over(&mut config.template_values, values);
         }
         Ok(config)
@@ -81,8 +81,8 @@ pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachin
 pub(super) fn vms_in(text: &str, file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
     let (mut vms, mut lines, mut has_list) = (Vec::new(), Vec::new(), false);
     for document in documents(text) {
-        let error = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
-        let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(error)?;
+        let error = |error: crate::yaml::Error| FileError::yaml(file, &error, document.lines_before);
+        let value: serde_yaml::Value = crate::yaml::from_str(document.text).map_err(error)?;
         if !is_vm(&value, file, &document)? {
             has_list |= value.get("kind").is_some_and(|kind| kind == "List");
             continue;
@@ -116,7 +116,7 @@ pub(super) fn place_of_vm(file: &Path, vm: &str, pointer: &str) -> Option<(usize
     let text = fs::read_to_string(file).ok()?;
     let mut documents = documents(&text).into_iter();
     let document = documents.find(|document| {
-        let value: serde_yaml::Value = serde_yaml::from_str(document.text).unwrap_or_default();
+        let value: serde_yaml::Value = crate::yaml::from_str(document.text).unwrap_or_default();
         value["kind"] == "VirtualMachine" && value["metadata"]["name"] == vm
     })?;
     let step =
@@ -132,7 +132,7 @@ pub(super) fn place_in_vm(file: &Path, vm: &str, pointer: &str, at: Option<(usiz
     let within = at.and_then(|(inner, inner_column)| {
         let text = fs::read_to_string(file).ok()?;
         let value = documents(&text).into_iter().find_map(|document| {
-            let value: Value = serde_yaml::from_str(document.text).ok()?;
+            let value: Value = crate::yaml::from_str(document.text).ok()?;
             let is_meant = value["kind"] == "VirtualMachine" && value["metadata"]["name"] == vm;
             is_meant.then(|| value.pointer(pointer)?.as_str().map(str::to_owned)).flatten()
         })?;

@@ -158,7 +158,7 @@ fn violations(object: &DynamicObject) -> Result<Vec<String>, Failure> {
     let types = object.types.clone().unwrap_or_else(kube::api::TypeMeta::resource::<crate::api::VirtualMachine>);
     let value = json!({ "apiVersion": types.api_version, "kind": types.kind, "metadata": metadata, "spec": object.data["spec"] });
     let text = yaml(&value)?;
-    let parsed = serde_yaml::from_str(&text).map_err(|error: serde_yaml::Error| Failure::new(error.to_string()))?;
+    let parsed = crate::yaml::from_str(&text).map_err(|error: crate::yaml::Error| Failure::new(error.to_string()))?;
     Ok(manifest::read(&text, &parsed).err().into_iter().flatten().map(|violation| violation.message).collect())
 }
 

@@ -78,7 +78,7 @@ pub fn read(file: &Path, assignments: &[String]) -> Result<VmFile, Errors> {
     };
     let mut others = Vec::new();
     for document in input::documents(&text) {
-        let mut value: serde_yaml::Value = serde_yaml::from_str(document.text)
+        let mut value: serde_yaml::Value = crate::yaml::from_str(document.text)
             .map_err(|error| FileError::yaml(file, &error, document.lines_before))?;
         if value.get("kind").and_then(serde_yaml::Value::as_str) != Some("VirtualMachine") {
             others.push(serde_json::to_value(value).map_err(|error| Errors(vec![error.to_string()]))?);
@@ -120,7 +120,7 @@ pub fn rendered(vm: &VmFile, options: RenderOptions) -> Result<Vec<Rendered>, Er
 fn assign(document: &mut serde_yaml::Value, assignment: &str) -> Result<(), String> {
     const FORM: &str = "write PATH=VALUE, such as spec.vm.currentCpus=2 or spec.vm.disks[0].bootindex=1";
     let (path, text) = assignment.split_once('=').ok_or(FORM)?;
-    let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| format!("{error}; {FORM}"))?;
+    let value: serde_yaml::Value = crate::yaml::from_str(text).map_err(|error| format!("{error}; {FORM}"))?;
     let steps = manifest::steps(path);
     if steps.is_empty() {
         return Err(FORM.into());

@@ -131,7 +131,7 @@ fn errors_have_line_and_column() {
         ("/Manager: 1\n".to_owned(), (1, 11), "expected keys and values"),
     ] {
         let ConfigError(error) = Config::parse(&text).unwrap_err();
-        let at = error.location().map(|at| (at.line(), at.column()));
+        let at = error.place();
         assert_eq!(at, Some(place), "{error}");
         assert!(error.to_string().contains(message), "{error}");
     }
@@ -254,4 +254,27 @@ fn a_list_of_urls_names_hosts_and_contains_no_others() {
         assert!(!below.contain(url), "{url}");
     }
     assert!(list(&["*"]).unwrap().contain("http://127.0.0.1:2379/x"));
+}
+
+#[test]
+fn a_key_that_occurs_twice_is_an_error() {
+    let error = |text: &str| Config::parse(text).map(drop).map_err(|ConfigError(error)| error.to_string()).unwrap_err();
+    let reconciler = "/Manager:\n  /Controller:\n    /Reconciler:\n";
+    for (text, says) in [
+        (
+            format!("{reconciler}      cpuOvercommit: 2\n      cpuOvercommit: 3\n"),
+            "/Manager./Controller./Reconciler: the key \"cpuOvercommit\" occurs twice at line 4 column 7",
+        ),
+        (format!("{reconciler}      templateValues: {{a: 1, a: 2}}\n"), "the key \"a\" occurs twice at line 4"),
+        (
+            format!("{reconciler}      cpuOvercommit: 2\n/Manager: {{}}\n"),
+            "the key \"/Manager\" occurs twice at line 1",
+        ),
+        (format!("a: {}", "[".repeat(100_000)), "at line 1"),
+    ] {
+        assert!(error(&text).contains(says), "{says}: {}", error(&text));
+    }
+    // Two ways to write where a section is.
+    let sections = "/Manager: {/Controller: {namespace: a}}\n/Manager/Controller: {/Reconciler: {cpuOvercommit: 2}}\n";
+    assert!(Config::parse(sections).is_ok());
 }

@@ -32,7 +32,7 @@ pub(super) fn tell_name(draft: &mut Draft, line: usize, what: &str, before: Opti
 /// The data for a network in which each card that was only named is found by its MAC address, and keeps its name. `None`: there is nothing to
 /// change. Cards without a MAC address get one.
 pub(super) fn network_config(text: &str, draft: &mut Draft) -> Option<Value> {
-    let mut data: Value = serde_yaml::from_str(text).ok()?;
+    let mut data: Value = crate::yaml::from_str(text).ok()?;
     // Some write the outer key of netplan's files.
     let config = if data.get("network").is_some_and(Value::is_object) { data.get_mut("network")? } else { &mut data };
     let mut number = 0;

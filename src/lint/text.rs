@@ -83,7 +83,7 @@ fn plain_value(line: &str, becomes_yaml: bool) -> Option<Remark> {
 /// The number that YAML reads from a word, if it is not written in decimal digits.
 fn odd_number(word: &str) -> Option<serde_json::Number> {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_digit() || b"-+.".contains(&byte));
-    match serde_yaml::from_str(word) {
+    match crate::yaml::from_str(word) {
         Ok(Value::Number(number)) if !is_plain => Some(number),
         _ => None,
     }

@@ -94,7 +94,7 @@ fn cloud_config(text: &str) -> Result<Value, Error> {
         Kind::CloudConfig | Kind::Unknown => {}
         _ => return Err(Error::NotCloudConfig),
     }
-    match serde_yaml::from_str(text) {
+    match crate::yaml::from_str(text) {
         Ok(Value::Null) => Ok(json!({})),
         Ok(value) => Ok(value),
         Err(error) => Err(Error::Yaml(error.to_string())),

@@ -317,7 +317,7 @@ impl Finder<'_> {
         let of_vm = key.kind == "ConfigMap" && key.name == self.input.vm.name_any();
         let Some(at) = fields.iter().position(is_config).filter(|_| of_vm) else { return };
         let text =
-            |value: &Option<Value>| Some(serde_yaml::from_str::<ConfigFile>(value.as_ref()?.as_str()?).ok()?.runner);
+            |value: &Option<Value>| Some(crate::yaml::from_str::<ConfigFile>(value.as_ref()?.as_str()?).ok()?.runner);
         let Some((old, new)) = text(&fields[at].current).zip(text(&fields[at].wanted)) else { return };
         fields.remove(at);
         let changes = of_runner(&old, &new);

@@ -79,13 +79,9 @@ impl TemplateError {
     }
 
     /// An error in the YAML of a file, with its position. `prefix` stands before the parser's message.
-    pub(super) fn yaml(template: &str, prefix: &str, error: &serde_yaml::Error) -> Self {
-        let position = error.location();
-        Self {
-            line: position.as_ref().map(|position| position.line()),
-            column: position.as_ref().map(|position| position.column()),
-            ..Self::refused(template, format!("{prefix}{error}"))
-        }
+    pub(super) fn yaml(template: &str, prefix: &str, error: &crate::yaml::Error) -> Self {
+        let (line, column) = error.place().unzip();
+        Self { line, column, ..Self::refused(template, format!("{prefix}{error}")) }
     }
 
     /// An error while the context of a VM is made.

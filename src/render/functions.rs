@@ -326,7 +326,7 @@ fn to_yaml(value: &Value) -> Result<String, Error> {
 
 fn from_yaml(text: Value) -> Result<Value, Error> {
     let value: serde_json::Value =
-        serde_yaml::from_str(&written(&text)?).map_err(|error| invalid(format!("not YAML: {error}")))?;
+        crate::yaml::from_str(&written(&text)?).map_err(|error| invalid(format!("not YAML: {error}")))?;
     Ok(Value::from(Serde(value)))
 }
 

@@ -111,10 +111,10 @@ impl Patch {
     pub fn parse(file: &str, text: &str) -> Result<Vec<Self>, TemplateError> {
         let mut patches = Vec::new();
         let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
-        for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
-            let wrong = |error: serde_yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
+        let wrong = |error: crate::yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
+        for (index, document) in crate::yaml::unique_documents(text).map_err(wrong)?.enumerate() {
             let Some(Document { target, json_patch, merge_patch, strategic_merge }) =
-                Option::<Document>::deserialize(document).map_err(wrong)?
+                Option::<Document>::deserialize(document).map_err(|error| wrong(error.into()))?
             else {
                 continue;
             };

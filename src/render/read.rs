@@ -1,14 +1,12 @@
 //! Reads the text that a template rendered: YAML documents become JSON values.
 //!
-//! serde_yaml parses the text and bounds how deep values and aliases nest. It does not report a key that a map has twice, so
-//! [`Unique`] does.
+//! serde_yaml parses the text and bounds how deep values and aliases nest.
 
-use std::fmt;
-
-use serde::{Deserialize, Deserializer, de};
-use serde_json::{Map, Value, json, map};
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::{error::OutputError, output::drop_nulls};
+use crate::yaml::{self, Unique};
 
 /// Parses zero or more YAML documents, each of which will be an object. Documents and map entries that are null are left out.
 pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
@@ -17,8 +15,8 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
         return Ok(Vec::new());
     }
     let mut documents = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(text) {
-        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;
+    for document in yaml::documents(text).map_err(|error| not_yaml(text, &error))? {
+        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error.into()))?;
         if !value.is_null() {
             drop_nulls(&mut value);
             documents.push(value);
@@ -27,7 +25,7 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
     Ok(documents)
 }
 
-fn not_yaml(text: &str, error: &serde_yaml::Error) -> OutputError {
+fn not_yaml(text: &str, error: &yaml::Error) -> OutputError {
     let message = error.to_string();
     // The position of a key that occurs twice is that of its map.
     if let Some(key) = message.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
@@ -35,7 +33,7 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> OutputError {
         let error = OutputError::at(format!("{key}:"), format!("the output is not YAML: {message}"));
         return OutputError { in_last_line: true, ..error };
     }
-    let Some(number) = simple_key(&message).or_else(|| Some(error.location()?.line())) else {
+    let Some(number) = simple_key(&message).or_else(|| Some(error.place()?.0)) else {
         return OutputError::at("", format!("the output is not YAML: {message}"));
     };
     // The parser may notice an error only in the line after it.
@@ -108,70 +106,10 @@ fn indentation(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// A JSON value that was read from YAML in which no map has a key twice.
-struct Unique(Value);
-
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueVisitor).map(Self)
-    }
-}
-
-struct UniqueVisitor;
-
-impl<'de> de::Visitor<'de> for UniqueVisitor {
-    type Value = Value;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a YAML document without tags")
-    }
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
-        if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
-    }
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(Unique(value)) = access.next_element()? {
-            list.push(value);
-        }
-        Ok(Value::Array(list))
-    }
-    fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut map = Map::new();
-        while let Some(key) = access.next_key::<String>()? {
-            match map.entry(key) {
-                map::Entry::Vacant(entry) => {
-                    let Unique(value) = access.next_value()?;
-                    entry.insert(value);
-                }
-                map::Entry::Occupied(entry) => {
-                    let key = entry.key();
-                    return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
-                }
-            }
-        }
-        Ok(Value::Object(map))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -66,7 +66,7 @@ impl Values {
     /// If it is not a YAML map.
     pub fn add_defaults(&mut self, file: &str, text: &str) -> Result<(), TemplateError> {
         let map: Option<Map<String, Value>> =
-            serde_yaml::from_str(text).map_err(|error| TemplateError::yaml(file, "", &error))?;
+            crate::yaml::unique_from_str(text).map_err(|error| TemplateError::yaml(file, "", &error))?;
         let map = map.unwrap_or_default();
         self.keys.extend(map.keys().map(|key| (folder_of(file).to_owned(), key.clone())));
         merge(&mut self.defaults, &map);

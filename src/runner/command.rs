@@ -603,7 +603,7 @@ fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<S
 fn arguments(name: &str, yaml: &str) -> Result<Vec<String>, Error> {
     let shape = |what: String| Error::Shape { name: name.to_owned(), what };
     let value: Value =
-        serde_yaml::from_str(yaml).map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
+        crate::yaml::from_str(yaml).map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
     let Value::Array(items) = value else { return Err(shape("something other than a list".into())) };
     items
         .into_iter()

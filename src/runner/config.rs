@@ -103,7 +103,7 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
 /// error.
 pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
     let config = RunnerConfig::parse(text).map_err(|error| {
-        let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+        let (line, column) = error.place().unwrap_or((1, 1));
         // The parser repeats the position at the end of its message.
         let what = error.to_string();
         let what = what.split_once(" at line ").map_or(what.as_str(), |(what, _)| what).to_owned();

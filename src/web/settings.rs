@@ -112,7 +112,7 @@ pub(super) struct Views {
 pub(super) enum SettingsError {
     /// It is not YAML.
     #[error(transparent)]
-    Yaml(#[from] serde_yaml::Error),
+    Yaml(#[from] crate::yaml::Error),
     /// A value can't be used.
     #[error("{path}: {message}")]
     Value {
@@ -143,7 +143,7 @@ impl Settings {
     /// If it is not YAML, or a key that has an effect has a value that can't be used.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let mut settings = Self::default();
-        let file: Option<Map<String, Value>> = serde_yaml::from_str(text)?;
+        let file: Option<Map<String, Value>> = crate::yaml::from_str(text)?;
         settings.section("", file.unwrap_or_default())?;
         Ok(settings)
     }

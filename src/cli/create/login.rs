@@ -46,7 +46,7 @@ pub(super) fn data_text(file: &Path) -> Result<String, Failure> {
 /// cloud-init's keys. What cloud-init would ignore altogether is refused, and what else is wrong is noted.
 pub(super) fn user_data(text: &str, file: &Path) -> Result<Value, Failure> {
     let data = match Kind::of(text) {
-        Kind::Unknown => match serde_yaml::from_str(text).map_err(|error| FileError::yaml(file, &error, 0))? {
+        Kind::Unknown => match crate::yaml::from_str(text).map_err(|error| FileError::yaml(file, &error, 0))? {
             data @ Value::Object(_) => data,
             _ => {
                 return Err(Failure::usage(format!(

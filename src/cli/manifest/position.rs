@@ -24,7 +24,7 @@ pub(in crate::cli) fn of_key(text: &str, path: &[Step]) -> Option<(usize, usize)
 }
 
 fn find(text: &str, seek: Seek<'_>) -> Option<(usize, usize)> {
-    let place = seek.deserialize(serde_yaml::Deserializer::from_str(text)).err()?.location()?;
+    let place = seek.deserialize(crate::yaml::documents(text).ok()?).err()?.location()?;
     Some((place.line(), place.column()))
 }
 

@@ -62,12 +62,12 @@ impl Change {
     fn add_maps(&mut self, file: &Path) -> Result<(), Failure> {
         let (text, mut count) = (read_text(file)?, 0);
         for document in documents(&text) {
-            let wrong = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
-            let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(wrong)?;
+            let wrong = |error: crate::yaml::Error| FileError::yaml(file, &error, document.lines_before);
+            let value: serde_yaml::Value = crate::yaml::from_str(document.text).map_err(wrong)?;
             if value.get("kind").and_then(serde_yaml::Value::as_str) != Some("ConfigMap") {
                 continue;
             }
-            let map = ConfigMap::deserialize(value).map_err(wrong)?;
+            let map = ConfigMap::deserialize(value).map_err(|error| wrong(error.into()))?;
             let set = map.labels().get(SET_LABEL).cloned();
             let is_base = map.name_any() == TEMPLATES_MAP;
             let data = files::unpacked(map.data.unwrap_or_default());

@@ -1,0 +1,205 @@
+//! Reads YAML that somebody wrote: user data, the configuration, values, patches, and what templates render.
+//!
+//! serde_yaml bounds how deep values nest, but only after its scanner has read the whole text, in a time that grows with the square of the number
+//! of open brackets: 400 KB of them take more than a minute. So a text with many brackets is read by a parser that stops where it is too deep.
+
+use std::fmt;
+
+use granit_parser::{Event, Parser};
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value as Json, json, map};
+
+/// So many brackets are read in a few milliseconds, however they nest.
+const FEW: usize = 1000;
+/// As deep as serde_yaml reads.
+const DEEPEST: usize = 128;
+
+/// Why a text can't be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    message: String,
+    place: Option<(usize, usize)>,
+}
+
+impl Error {
+    fn at(message: impl fmt::Display, line: usize, column: usize) -> Self {
+        Self { message: format!("{message} at line {line} column {column}"), place: Some((line, column)) }
+    }
+
+    /// The line and the column, from 1, if they are known. The message ends with them.
+    pub fn place(&self) -> Option<(usize, usize)> {
+        self.place
+    }
+}
+
+impl From<serde_yaml::Error> for Error {
+    fn from(error: serde_yaml::Error) -> Self {
+        let place = error.location().map(|place| (place.line(), place.column()));
+        Self { message: error.to_string(), place }
+    }
+}
+
+/// Reads a text with one document.
+///
+/// # Errors
+/// If it is not YAML of that type, or too deep.
+pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Error> {
+    check_depth(text)?;
+    Ok(serde_yaml::from_str(text)?)
+}
+
+/// Reads a text with one document in which no map has a key twice: most types take the last one silently.
+///
+/// # Errors
+/// If it is not such YAML of that type, or too deep.
+pub fn unique_from_str<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Error> {
+    unique_documents(text)?;
+    Ok(serde_yaml::from_str(text)?)
+}
+
+/// The documents of a text in which no map has a key twice.
+///
+/// # Errors
+/// If it is not such YAML, or too deep.
+pub fn unique_documents(text: &str) -> Result<serde_yaml::Deserializer<'_>, Error> {
+    for document in documents(text)? {
+        Unique::deserialize(document)?;
+    }
+    Ok(serde_yaml::Deserializer::from_str(text))
+}
+
+/// The documents of a text.
+///
+/// # Errors
+/// If it is too deep.
+pub fn documents(text: &str) -> Result<serde_yaml::Deserializer<'_>, Error> {
+    check_depth(text)?;
+    Ok(serde_yaml::Deserializer::from_str(text))
+}
+
+fn check_depth(text: &str) -> Result<(), Error> {
+    if text.bytes().filter(|byte| matches!(byte, b'[' | b'{')).count() <= FEW {
+        return Ok(());
+    }
+    let mut depth = 0_usize;
+    for next in Parser::new_from_str(text) {
+        let (event, span) = next.map_err(|error| {
+            let place = error.marker();
+            Error::at(error.info(), place.line(), place.col() + 1)
+        })?;
+        match event {
+            Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
+            Event::SequenceEnd | Event::MappingEnd => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEEPEST {
+            let what = format!("values are nested deeper than {DEEPEST}");
+            return Err(Error::at(what, span.start.line(), span.start.col() + 1));
+        }
+    }
+    Ok(())
+}
+
+/// A JSON value that is read from YAML in which no map has a key twice.
+pub struct Unique(pub Json);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueVisitor).map(Self)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> de::Visitor<'de> for UniqueVisitor {
+    type Value = Json;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML document without tags")
+    }
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+    fn visit_none<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
+        Ok(value.into())
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
+        Ok(value.into())
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
+        Ok(value.into())
+    }
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Json, E> {
+        if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
+    }
+    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+        Ok(value.into())
+    }
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Unique(value)) = access.next_element()? {
+            list.push(value);
+        }
+        Ok(Json::Array(list))
+    }
+    fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = access.next_key::<String>()? {
+            match map.entry(key) {
+                map::Entry::Vacant(entry) => {
+                    let Unique(value) = access.next_value()?;
+                    entry.insert(value);
+                }
+                map::Entry::Occupied(entry) => {
+                    let key = entry.key();
+                    return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
+                }
+            }
+        }
+        Ok(Json::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn what_is_too_deep_is_refused_before_it_is_read() {
+        for open in ["[", "{", "{a: ", "[ # ]\n", "{a: \"\n}}\"\n, b: ", "[']', ", "- ", "? "] {
+            let text = format!("a:\n {}", open.repeat(100_000));
+            let error = from_str::<Value>(&text).unwrap_err().to_string();
+            assert!(error.contains(" at line "), "{open}: {error}");
+            assert!(documents(&text).is_err() || ["- ", "? "].contains(&open), "{open}");
+        }
+        let error = from_str::<Value>(&format!("a:\n{}", "[{b: \n".repeat(1000))).unwrap_err().to_string();
+        assert_eq!(error, "values are nested deeper than 128 at line 65 column 2");
+    }
+
+    #[test]
+    fn many_brackets_that_are_not_deep_are_read() {
+        for text in [
+            "- [a, {b: c}]\n".repeat(1000),
+            format!("a: |\n  {}\nb: '{}'\n", "[".repeat(10_000), "{".repeat(10_000)),
+            format!("{}{}, {}", "[".repeat(100), "]".repeat(99), "[], ".repeat(2000)) + "]",
+        ] {
+            assert_eq!(from_str::<Value>(&text).unwrap(), serde_yaml::from_str::<Value>(&text).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_key_that_a_map_has_twice_is_refused() {
+        for (text, expected) in [
+            ("a: 1\nb: 2\na: 3\n", "the key \"a\" occurs twice at line 1 column 1"),
+            ("a:\n  b:\n  - c: 1\n    c: 2\n", "a.b[0]: the key \"c\" occurs twice at line 3 column 5"),
+        ] {
+            assert_eq!(unique_from_str::<Value>(text).unwrap_err().to_string(), expected);
+        }
+        assert_eq!(unique_from_str::<Value>("a: &x [1]\nb: *x\n").unwrap(), json!({ "a": [1], "b": [1] }));
+    }
+}

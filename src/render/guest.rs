@@ -259,9 +259,10 @@ mod tests {
                  volumes: [{{name: d, persistentVolumeClaim: {{claimName: apple-core-disk{more}}}}}]\n"
             )
         };
-        let writes = error(&[("y.yaml.j2", &helper("Deployment", "apps/v1", ""))]).unwrap_or_default();
-        assert!(writes.contains("Deployment helper can write to a claim of the VM's disks"), "{writes}");
-        assert_eq!(error(&[("y.yaml.j2", &helper("Deployment", "apps/v1", ", readOnly: true"))]), None);
-        assert_eq!(error(&[("y.yaml.j2", &helper("Job", "batch/v1", ""))]), None);
+        for (kind, group) in [("Deployment", "apps/v1"), ("Job", "batch/v1")] {
+            let writes = error(&[("y.yaml.j2", &helper(kind, group, ""))]).unwrap_or_default();
+            assert!(writes.contains(&format!("{kind} helper can write to a claim of the VM's disks")), "{writes}");
+            assert_eq!(error(&[("y.yaml.j2", &helper(kind, group, ", readOnly: true"))]), None);
+        }
     }
 }

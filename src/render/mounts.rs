@@ -109,14 +109,13 @@ pub(super) fn check<'a>(
     }
     check_containers(guest, &wanted)?;
     let writes_beside = |object: &&Rendered| {
-        object.key != guest.key
-            && !matches!(object.key.kind.as_str(), "Job" | "CronJob")
-            && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
+        object.key != guest.key && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
     };
     match objects.iter().find(writes_beside) {
         Some(second) => {
             let message = format!(
-                "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all",
+                "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all; what \
+                 fills a disk is an init container of the guest's Pod",
                 second.key, guest.key
             );
             Err(TemplateError::refused(&second.template, message))

@@ -152,12 +152,6 @@ fn is_mounted_by(vm: &VirtualMachine, pod: &Object, claim: &str) -> bool {
     pod.key.is_pod() && is_by_manager() && pod.mounted_claims().any(|(mounted, _)| mounted == claim)
 }
 
-/// The claim that Kubernetes makes for an ephemeral volume of a Pod
-/// (<https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#persistentvolumeclaim-naming>).
-pub fn ephemeral_claim(pod: &str, volume: &str) -> String {
-    format!("{pod}-{volume}")
-}
-
 /// What the status has about a claim of the VM.
 fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
     vm.status.iter().flat_map(|status| &status.claims).find(|claim| claim.name == name)

@@ -95,6 +95,12 @@ pub fn belongs_to(annotations: &BTreeMap<String, String>) -> Option<(&str, &str)
     annotations.get(BELONGS_TO_ANNOTATION)?.split_once('/')
 }
 
+/// The claim that Kubernetes makes for an ephemeral volume of a Pod
+/// (<https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#persistentvolumeclaim-naming>).
+pub fn ephemeral_claim(pod: &str, volume: &str) -> String {
+    format!("{pod}-{volume}")
+}
+
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {

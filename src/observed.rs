@@ -15,8 +15,9 @@ use serde_json::Value;
 
 use crate::{
     api::GROUP,
-    claims::ephemeral_claim,
-    object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, named_vm},
+    object::{
+        APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, ephemeral_claim, named_vm,
+    },
     ownership::{
         self, OBJECT_MANAGER, Writer,
         origin::{Entry, Origin, origin},

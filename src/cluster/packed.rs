@@ -24,9 +24,8 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
-    claims::ephemeral_claim,
     metrics::VmSummary,
-    object::{APP_NAME, BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, belongs_to, named_vm},
+    object::{APP_NAME, BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, belongs_to, ephemeral_claim, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{
         self, OBJECT_MANAGER, Writer,

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    claims::{self, ephemeral_claim},
-    object::INSTANCE_LABEL,
+    claims,
+    object::{INSTANCE_LABEL, ephemeral_claim},
     observed::vms_pod::vms_pod,
 };
 

@@ -158,15 +158,23 @@ pub enum ActionError {
     },
     /// The Pod would mount something that does not exist.
     #[error(
-        "{object} {}, and the Pod would mount it: create it, or name another one",
-        match lacking { Lacking::Object => "does not exist".to_owned(), Lacking::Key(key) => format!("has no key {key}") }
+        "{object} {}, and the Pod would mount it: create it, or name another one{}",
+        match lacking { Lacking::Object => "does not exist".to_owned(), Lacking::Key(key) => format!("has no key {key}") },
+        if *is_restart { "; until then the guest runs on and is not restarted" } else { "" }
     )]
     MountMissing {
         /// The Secret or ConfigMap.
         object: ObjectKey,
         /// What is missing.
         lacking: Lacking,
+        /// Whether a guest would be taken down, and not come back.
+        is_restart: bool,
     },
+    /// A claim that would be removed together with the Pod of a guest that is to be restarted.
+    #[error(
+        "{0} is being deleted, and is removed with its data when the Pod ends: the guest runs on and is not restarted; save the data, or stop the VM"
+    )]
+    ClaimDeleting(ObjectKey),
     /// The API server's answer can't be parsed.
     #[error("the API server's answer about {key} can't be parsed")]
     Answer {
@@ -210,6 +218,7 @@ impl ActionError {
             | Self::ForeignClaim { .. }
             | Self::SecretRefused { .. }
             | Self::MountMissing { .. }
+            | Self::ClaimDeleting(_)
             | Self::Answer { .. } => Persistence::Lasting,
         }
     }
@@ -241,6 +250,7 @@ impl ActionError {
             Self::Outdated(_) => "Outdated".into(),
             Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
             Self::MountMissing { .. } => Reason::MountMissing.as_str().into(),
+            Self::ClaimDeleting(_) => Reason::ClaimDeleting.as_str().into(),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),
         }
@@ -253,6 +263,7 @@ impl ActionError {
             Self::ForeignClaim { why, .. } => why.reason(),
             Self::SecretRefused { .. } => Reason::SecretRefused,
             Self::MountMissing { .. } => Reason::MountMissing,
+            Self::ClaimDeleting(_) => Reason::ClaimDeleting,
             Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Outdated(_) | Self::Answer { .. } => {
                 Reason::ApplyFailed
             }

@@ -105,6 +105,8 @@ pub struct Plan {
     pub adopts: bool,
     /// The names of the claims that nobody had, and that become the VM's.
     pub taken_claims: Vec<String>,
+    /// What is rendered, if a guest is taken down for a restart: what will be needed to start it must exist before.
+    pub follows: Vec<Rendered>,
 }
 
 impl Plan {
@@ -115,6 +117,19 @@ impl Plan {
             Action::Label { key: labelled, .. } | Action::Image { key: labelled, .. } => labelled == key,
             Action::Delete { .. } => false,
         })
+    }
+
+    /// Leaves the guest up that would be taken down for a restart.
+    pub fn keep_up(&mut self) {
+        let kept: Vec<ObjectKey> = self.restarted().cloned().collect();
+        self.steps.iter_mut().for_each(|step| step.retain(|action| !action.restarts()));
+        self.waits.retain(|wait| !matches!(wait, Wait::Gone(key) if kept.contains(key)));
+        self.follows.clear();
+    }
+
+    /// What is deleted for a restart.
+    pub fn restarted(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.steps.iter().flatten().filter(|action| action.restarts()).map(Action::key)
     }
 
     /// The node of a Pod that should be gone already and may still run.
@@ -182,7 +197,11 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     planner.wait_for_others();
     planner.runtime_objects();
     planner.delete_unrendered();
-    planner.plan
+    let mut plan = planner.plan;
+    if plan.restarted().next().is_some() {
+        plan.follows = rendered.unwrap_or_default().to_vec();
+    }
+    plan
 }
 
 /// Plans one VM. Its first methods are the steps of [`plan`].

@@ -98,7 +98,7 @@ reasons! {
     ClaimsBound, "StorageReady=True", Fine, "All disks are available.";
     ClaimMissing, "Ready=False, StorageReady=False, event", Warning, "A claim with the VM's data does not exist any more. The manager creates no empty one in its place; the message says what to do.";
     ClaimLost, "StorageReady=False, event", Warning, "A claim's volume is lost.";
-    ClaimDeleting, "StorageReady=False, event", Warning, "Someone deleted a claim. It is removed, with its data, when no Pod uses it any more.";
+    ClaimDeleting, "Ready=False, StorageReady=False, event", Warning, "Someone deleted a claim. It is removed, with its data, when no Pod uses it any more. Ready=False: a restart is requested, and the guest is not restarted.";
     GrowthRefused, "StorageReady=False, event", Warning, "The API server refused to let a claim grow, or a GitOps tool syncs the claim's size. The VM runs with the claim as it is.";
     ChangeRefused, "StorageReady=False, event", Warning, "The spec wants a claim to be different in a way that can't be changed in a claim that exists. The VM runs with the claim as it is.";
     ClaimPending, "StorageReady=False", Passing, "A claim is not bound to a volume yet.";

@@ -45,7 +45,11 @@ impl Cluster {
             let why = match &metadata {
                 // As for each other ConfigMap that a Pod would mount.
                 None if kind == "ConfigMap" => {
-                    return Err(ActionError::MountMissing { object: key(), lacking: Lacking::Object });
+                    return Err(ActionError::MountMissing {
+                        object: key(),
+                        lacking: Lacking::Object,
+                        is_restart: false,
+                    });
                 }
                 None => NoSource::Missing,
                 Some(metadata) => match reserved(metadata) {
@@ -116,21 +120,21 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Whether a claim that a Pod mounts is being deleted. The claim exists as long as the Pod does.
+    /// A claim that a Pod mounts and that is being deleted. The claim exists as long as the Pod does.
     ///
     /// # Errors
     /// The error of the request.
-    pub async fn keeps_a_claim(&self, vm: &VirtualMachine, pod: &Object) -> Result<bool, ActionError> {
+    pub async fn kept_claim(&self, vm: &VirtualMachine, pod: &Object) -> Result<Option<ObjectKey>, ActionError> {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
         for (name, _) in pod.mounted_claims() {
             let key =
                 ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_string() };
-            let failed = |source| ActionError::Api { what: "read", key, source: Box::new(source) };
+            let failed = |source| ActionError::Api { what: "read", key: key.clone(), source: Box::new(source) };
             let found = self.requests.run(api.get_metadata_opt(&name)).await.map_err(failed)?;
             if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
-                return Ok(true);
+                return Ok(Some(key));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }

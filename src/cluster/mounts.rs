@@ -13,8 +13,8 @@ use super::{ActionError, Cluster, Lacking, namespace_of};
 use crate::{
     api::VirtualMachine,
     claims::Foreign,
-    object::{Lifetime, ObjectKey},
-    plan::Action,
+    object::{Lifetime, ObjectKey, Rendered},
+    plan::{Action, Plan},
 };
 
 /// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
@@ -37,23 +37,54 @@ impl Cluster {
     /// The first claim that is another VM's, the first object that does not exist, the first ConfigMap that lacks a key, or the error of a request. Without the right to read such
     /// an object it is not checked.
     pub(super) async fn check_mounts(&self, vm: &VirtualMachine, step: &[Action]) -> Result<(), ActionError> {
-        let claims = step.iter().filter_map(pod_spec).flat_map(claims);
-        for name in claims {
+        let created = step.iter().filter_map(|action| match action {
+            Action::Apply { object, uid: None } => Some(object),
+            Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
+        });
+        self.check_mounted(vm, created, &[]).await
+    }
+
+    /// Checks what a guest will need that is taken down for a restart, so that it does not stay down. What the plan makes itself need not exist yet.
+    ///
+    /// # Errors
+    /// As of [`Cluster::check_mounts`], or a claim that would be removed together with the Pod.
+    pub async fn check_restart(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ActionError> {
+        let observed = self.children.observe(vm, Timestamp::now());
+        for pod in plan.restarted().filter_map(|key| observed.get(key)).filter(|object| object.key.is_pod()) {
+            if let Some(claim) = self.kept_claim(vm, pod).await? {
+                return Err(ActionError::ClaimDeleting(claim));
+            }
+        }
+        self.check_mounted(vm, plan.follows.iter(), &plan.follows).await
+    }
+
+    async fn check_mounted(
+        &self,
+        vm: &VirtualMachine,
+        objects: impl Iterator<Item = &Rendered>,
+        made: &[Rendered],
+    ) -> Result<(), ActionError> {
+        let pods: Vec<&Value> = objects.filter_map(pod_spec).collect();
+        for name in pods.iter().flat_map(|pod| claims(pod)) {
             if let Some(other) = self.children.other_holder(vm, name) {
                 let key =
                     ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
                 return Err(ActionError::ForeignClaim { key, why: Foreign::Vm(other) });
             }
         }
-        let mounted: Vec<Source> = step.iter().filter_map(pod_spec).flat_map(sources).collect();
+        let mounted: Vec<Source> = pods.iter().flat_map(|pod| sources(pod)).collect();
         if mounted.is_empty() {
             return Ok(());
         }
         let own = self.children.observe(vm, Timestamp::now());
-        for Source { object, keys } in mounted.into_iter().filter(|source| own.get(&source.object).is_none()) {
+        let is_made = |source: &Source| made.iter().any(|object| object.key == source.object);
+        let others = mounted.into_iter().filter(|source| own.get(&source.object).is_none() && !is_made(source));
+        for Source { object, keys } in others {
             match self.lacks(&namespace_of(vm), &object, &keys).await {
                 Ok(None) => {}
-                Ok(Some(lacking)) => return Err(ActionError::MountMissing { object, lacking }),
+                Ok(Some(lacking)) => {
+                    return Err(ActionError::MountMissing { object, lacking, is_restart: !made.is_empty() });
+                }
                 Err(kube::Error::Api(answer)) if answer.is_forbidden() => {}
                 Err(source) => return Err(ActionError::Api { what: "read", key: object, source: Box::new(source) }),
             }
@@ -83,14 +114,12 @@ impl Cluster {
     }
 }
 
-/// The spec of a Pod that an action creates, itself or by an object that makes Pods.
-fn pod_spec(action: &Action) -> Option<&Value> {
-    match action {
-        Action::Apply { object, uid: None } if object.lifetime == Lifetime::Running => {
-            object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
-        }
-        Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
+/// The spec of a Pod that runs the guest, of itself or of the object that makes it.
+fn pod_spec(object: &Rendered) -> Option<&Value> {
+    if object.lifetime != Lifetime::Running {
+        return None;
     }
+    object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
 }
 
 /// The claims that a Pod mounts.

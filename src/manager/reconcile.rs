@@ -239,6 +239,7 @@ impl Reconciler {
         // 2. Plan. Pure.
         let plan = plan(&vm, &view.observed, view.plannable());
         let plan = self.paced(&vm, &name, &view.observed, plan);
+        let (plan, refused) = self.kept_up(&vm, plan, &inputs.config).await;
         self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
         if !self.still_holds(&vm, &view.observed, &plan).await? {
@@ -257,6 +258,7 @@ impl Reconciler {
             Ok(()) => self.cluster.execute(&vm, &plan).await,
             Err(error) => Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Err(error) },
         };
+        let result = result.and(refused.map_or(Ok(()), Err));
         if plan.steps.iter().any(|step| !step.is_empty()) {
             let observed = self.cluster.children.observe(&vm, Timestamp::now());
             view.observed = self.with_others(&vm, observed, view.rendered.as_deref().ok()).await;
@@ -412,7 +414,7 @@ impl Reconciler {
         for uid in plan.unwanted_pods() {
             let pod = observed.objects.iter().chain(&observed.others).find(|object| object.uid == uid);
             if let Some(pod) = pod
-                && self.cluster.keeps_a_claim(vm, pod).await?
+                && self.cluster.kept_claim(vm, pod).await?.is_some()
             {
                 debug!("a claim is being deleted that would go with its Pod: the Pod is kept");
                 return Ok(false);
@@ -429,6 +431,26 @@ impl Reconciler {
         config: &ReconcilerConfig,
     ) -> Result<(), ActionError> {
         if plan.starts() { self.cluster.check_sources(vm, &config.cloud_init_label).await } else { Ok(()) }
+    }
+
+    /// The plan without the restart of a guest that would not come back, and why it would not.
+    async fn kept_up(
+        &self,
+        vm: &VirtualMachine,
+        mut plan: Plan,
+        config: &ReconcilerConfig,
+    ) -> (Plan, Option<ActionError>) {
+        if plan.follows.is_empty() {
+            return (plan, None);
+        }
+        let checked = match self.cluster.check_sources(vm, &config.cloud_init_label).await {
+            Ok(()) => self.cluster.check_restart(vm, &plan).await,
+            refused => refused,
+        };
+        if checked.is_err() {
+            plan.keep_up();
+        }
+        (plan, checked.err())
     }
 
     /// The plan without a new image for the VM's agent, if its turn has not come.

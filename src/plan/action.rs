@@ -63,6 +63,11 @@ impl Action {
         }
     }
 
+    /// Whether the action takes down what runs the guest, for a restart.
+    pub fn restarts(&self) -> bool {
+        matches!(self, Self::Delete { reason: DeleteReason::Restart, .. })
+    }
+
     /// The object that is written.
     pub fn key(&self) -> &ObjectKey {
         match self {

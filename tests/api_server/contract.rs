@@ -401,6 +401,50 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
 }
 
 #[tokio::test]
+async fn a_guest_that_could_not_start_again_is_not_restarted() {
+    let ns = ManagedNamespace::new("no-way-back").await;
+    let create = |kind: &[&str], name: &str| {
+        ns.namespace.kubectl(&[&["create"], kind, &[name, "--from-literal=user.yaml=a: 1"]].concat());
+        let kind = kind[0];
+        ns.namespace.kubectl(&["label", kind, name, "vmoperator.jdrupes.org/cloud-init="]);
+    };
+    create(&["configmap"], "data");
+    create(&["secret", "generic"], "keys");
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["cloudInit"] = json!({
+            "userDataFrom": { "configMapKeyRef": { "name": "data", "key": "user.yaml" } },
+            "networkConfigFrom": { "secretKeyRef": { "name": "keys", "key": "user.yaml" } },
+        });
+    })
+    .await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    let uid = async || ns.api::<Pod>().get_opt("apple").await.unwrap().map(|pod| pod.metadata.uid);
+    let first = uid().await;
+    ns.namespace.kubectl(&["delete", "configmap/data", "secret/keys"]);
+    let restart = json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "monday" } } });
+    ns.patch_vm("apple", restart).await;
+    for (reason, words) in [("MountMissing", "ConfigMap data does not exist"), ("SecretRefused", "Secret keys")] {
+        let vm = ns.vm_with_reason("apple", reason).await;
+        let message = condition(&vm, "Ready").unwrap().2;
+        assert!(message.contains(words), "{message}");
+        assert_eq!(uid().await, first, "the guest runs on");
+        // What can be changed in a running guest is still changed.
+        if reason == "MountMissing" {
+            ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+            eventually("the change to reach the runner", LIMIT, async || {
+                (runner(&ns, "apple").await["vm"]["currentCpus"] == 2).then_some(())
+            })
+            .await;
+            create(&["configmap"], "data");
+        }
+    }
+    create(&["secret", "generic"], "keys");
+    eventually("another Pod", LIMIT, async || (uid().await.is_some_and(|uid| Some(uid) != first)).then_some(())).await;
+}
+
+#[tokio::test]
 async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
     let ns = ManagedNamespace::new("instance-id").await;
     ns.create_vm("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;

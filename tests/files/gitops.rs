@@ -163,6 +163,7 @@ fn each_reason_of_ready_has_a_health() {
         StartDelayed,
         PodFailed,
         PodSucceeded,
+        ClaimDeleting,
         PodNotEnded,
         ClaimInUse,
         MountMissing,

@@ -69,7 +69,7 @@ const ALLOWED: &str = r#""/Manager/Controller/Reconciler":
   networks: {bridges: [pods]}
   podLabels: [test, tier]
   nodeNames: [nowhere]
-  runnerImages: ["registry.nowhere.invalid/*", "LOCALHOST/*"]
+  runnerImages: ["registry.nowhere.invalid/*", "LOCALHOST/*", "localhost/*"]
   extendedResources: ["example.org/*"]
   claims: {dataSources: ["PersistentVolumeClaim/*"], volumeNames: ["*"]}
   templateValues: {import: {images: ["localhost/*"]}}
@@ -141,6 +141,11 @@ impl Stage {
         let vms = Api::namespaced(client.clone(), namespace.name());
         Self { cluster, vms, pods: Api::namespaced(client, namespace.name()), namespace }
     }
+}
+
+/// Lets the namespace have Pods in the network of the node, or with a profile of seccomp that is none: the quickstart's enforces Pod security.
+fn allow_privilege(namespace: &TestNamespace) {
+    namespace.kubectl(&["label", "namespace", namespace.name(), "pod-security.kubernetes.io/enforce-"]);
 }
 
 /// The quickstart's machine.
@@ -280,6 +285,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
 async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_starts_again() {
     let _shared = NODE.read().await;
     let Stage { namespace, vms, pods, .. } = Stage::set("tap").await;
+    allow_privilege(&namespace);
     let mut manifest = demo(&namespace);
     // The bridge that connects the Pods of this node.
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "tap": { "bridge": "pods" } }]);
@@ -642,11 +648,9 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "pod": {} }]);
     // With the profile that the device plugin installs, where Pod security is enforced; and without a profile.
     let _plugin = devices::Plugin::start(cluster);
-    let enforced = "pod-security.kubernetes.io/enforce";
-    cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}=baseline")]);
     for profile in ["Localhost", "Unconfined"] {
         if profile == "Unconfined" {
-            cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}-")]);
+            allow_privilege(&namespace);
             let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}\n";
             configure(&namespace, &pods, config).await;
         }

@@ -14,7 +14,7 @@ done";
 #[tokio::test]
 async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
     let _shared = NODE.read().await;
-    let Stage { namespace, vms, pods, .. } = Stage::set("agent").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("agent").await;
     namespace.apply(&demo(&namespace).to_string());
     wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let run = |container: &str, script: &str| {
@@ -49,14 +49,14 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
         assert_eq!(container.restart_count, 0, "{}", container.name);
     }
 
-    // Another image, which is the same under another name: the node knows it by its ID too.
+    // Another image, which is the same under another name.
+    cluster.tag("localhost/vm-runner:0.1.0", "localhost/vm-runner:same");
     let agent = |pod: &Pod| {
         pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|it| it.name == "agent").cloned()
     };
     let old = agent(&pods.get("demo").await.unwrap()).unwrap();
-    let id = old.image_id.rsplit_once("sha256:").unwrap().1;
-    let image = format!(r#"{{"spec":{{"image":{{"source":"sha256:{id}"}}}}}}"#);
-    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", &image]);
+    let image = r#"{"spec":{"image":{"source":"localhost/vm-runner:same"}}}"#;
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", image]);
     eventually("another agent", LIMIT, async || {
         let new = agent(&pods.get("demo").await.unwrap())?;
         (new.container_id != old.container_id && new.state?.running.is_some()).then_some(())

@@ -32,6 +32,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("vmctl").await;
     let address = recipes::serve_images(&namespace, &pods).await;
     recipes::install_set(&namespace, "import-disk", &["import-disk"]);
+    allow_privilege(&namespace);
     let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}\n";
     configure(&namespace, &pods, config).await;
 

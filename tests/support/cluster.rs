@@ -185,6 +185,18 @@ impl Cluster {
         assert!(output.status.success(), "importing images: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// Gives an image that the node knows another name.
+    pub fn tag(&self, image: &str, name: &str) {
+        let Some(dir) = &self.dir else { return };
+        let output = Command::new(XTASK)
+            .args(["cluster", "tag", "--dir"])
+            .arg(dir)
+            .args([image, name])
+            .output()
+            .expect("starting xtask");
+        assert!(output.status.success(), "naming an image: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// The requests that the API server has counted so far.
     pub async fn requests(&self) -> Requests {
         Requests::ask(&self.client().await).await.expect("the API server's metrics")

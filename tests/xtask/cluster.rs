@@ -422,12 +422,29 @@ pub fn has_node(dir: &Path) -> bool {
     sweep::is_alive(dir) && State::load(dir).is_ok_and(|state| state.init.is_some())
 }
 
+/// The command line of the containerd of the cluster's node, for images of Pods.
+fn ctr_images(dir: &Path) -> Result<Command> {
+    let state = State::load(dir).context("only a cluster that runs has images")?;
+    let Some(init) = state.init else {
+        bail!("the cluster in {} has no node, and so no images", dir.display());
+    };
+    let mut ctr = Command::new("nsenter");
+    // Its root, too: this may run in a chroot.
+    ctr.args(["--target", &init.pid.to_string(), "--mount", "--root", "ctr", "-a"])
+        .arg(format!("{INSIDE}/containerd.sock"))
+        .args(["-n", "k8s.io", "images"]);
+    Ok(ctr)
+}
+
+/// Gives an image that the cluster's containerd knows another name.
+pub fn tag(dir: &Path, image: &str, name: &str) -> Result<()> {
+    run(ctr_images(dir)?.args(["tag", "--force", image, name])).with_context(|| format!("naming {image} {name}"))?;
+    Ok(())
+}
+
 /// Makes images known to the cluster's containerd; one that it knows in this very version is left alone.
 pub fn import(dir: &Path, archives: &[PathBuf]) -> Result<()> {
-    let state = State::load(dir).context("images can only be imported into a cluster that runs")?;
-    let Some(init) = state.init else {
-        bail!("the cluster in {} has no node, so there is nothing to import images into", dir.display());
-    };
+    ctr_images(dir)?;
     let seen = dir.join("imported");
     make_dir(&seen)?;
     for archive in archives {
@@ -439,13 +456,8 @@ pub fn import(dir: &Path, archives: &[PathBuf]) -> Result<()> {
         if fs::read_to_string(&marker).is_ok_and(|known| known == version) {
             continue;
         }
-        run(Command::new("nsenter")
-            // Its root, too: this may run in a chroot.
-            .args(["--target", &init.pid.to_string(), "--mount", "--root", "ctr", "-a"])
-            .arg(format!("{INSIDE}/containerd.sock"))
-            .args(["-n", "k8s.io", "images", "import"])
-            .arg(&archive))
-        .with_context(|| format!("importing {}", archive.display()))?;
+        run(ctr_images(dir)?.arg("import").arg(&archive))
+            .with_context(|| format!("importing {}", archive.display()))?;
         write(&marker, version)?;
     }
     Ok(())

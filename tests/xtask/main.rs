@@ -182,6 +182,15 @@ enum ClusterTask {
         #[arg(required = true)]
         archives: Vec<PathBuf>,
     },
+    /// Give an image that the cluster knows another name
+    Tag {
+        #[command(flatten)]
+        place: Place,
+        /// The name that it has
+        image: String,
+        /// The new name
+        name: String,
+    },
     /// Run a cluster in the foreground, for a test process
     ///
     /// Prints a line of JSON with the path of the kubeconfig when the cluster can be used. Ends when standard input
@@ -281,6 +290,7 @@ fn run(task: Task) -> Result<bool> {
             ClusterTask::Down(place) => cluster::down(&place.dir),
             ClusterTask::Status(place) => cluster::status(&place.dir),
             ClusterTask::Import { place, archives } => cluster::import(&place.dir, &archives),
+            ClusterTask::Tag { place, image, name } => cluster::tag(&place.dir, &image, &name),
             ClusterTask::Run { place, control_plane, api_server, detached } => {
                 let extent = match (control_plane, api_server) {
                     (_, true) => cluster::Extent::ApiServer,

@@ -160,10 +160,15 @@ fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
 /// The claim with the VM's data that existed under this name and does not exist any more. The manager creates no empty one in its place,
 /// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim, or it was of no use.
 pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
-    let replaced = vm.annotations().get(REPLACE_CLAIM_ANNOTATION).map(String::as_str).unwrap_or_default();
-    known(vm, name).filter(|known| !was_of_no_use(vm, known)).filter(|known| {
-        known.uid.as_ref().is_some_and(|uid| !replaced.split(',').any(|replaced| replaced.trim() == uid))
-    })
+    known(vm, name)
+        .filter(|known| !was_of_no_use(vm, known))
+        .filter(|known| known.uid.as_ref().is_some_and(|uid| !is_given_up(vm, uid)))
+}
+
+/// Whether a person has given up the data of the claim with this UID, by the annotation [`REPLACE_CLAIM_ANNOTATION`].
+pub fn is_given_up(vm: &VirtualMachine, uid: &str) -> bool {
+    let given_up = vm.annotations().get(REPLACE_CLAIM_ANNOTATION).map(String::as_str).unwrap_or_default();
+    given_up.split(',').any(|given_up| given_up.trim() == uid)
 }
 
 /// Whether the claim had no volume and could not become as the spec wants it when the manager saw it last, so that a person was told to delete

@@ -35,7 +35,7 @@ use crate::{
     access::MissingRule,
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::{Foreign, Refusal},
-    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload},
+    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
     plan::{
@@ -172,7 +172,7 @@ pub enum ActionError {
     },
     /// A claim that would be removed together with the Pod of a guest that is to be restarted.
     #[error(
-        "{0} is being deleted, and is removed with its data when the Pod ends: the guest runs on and is not restarted; save the data, or stop the VM"
+        "{0} is being deleted, and is removed with its data when the Pod ends: the guest runs on and is not restarted until you have saved the data and given them up: annotate the VM with {REPLACE_CLAIM_ANNOTATION}=UID of the claim"
     )]
     ClaimDeleting(ObjectKey),
     /// The API server's answer can't be parsed.

@@ -12,6 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::{ActionError, Cluster, Lacking, NoSource, namespace_of};
 use crate::{
     api::{CloudInit, StoredVm, VirtualMachine, VmReport},
+    claims::is_given_up,
     config::CLOUD_INIT_LABEL,
     object::ObjectKey,
     observed::{Object, Observed},
@@ -120,18 +121,27 @@ impl Cluster {
         Ok(true)
     }
 
-    /// A claim that a Pod mounts and that is being deleted. The claim exists as long as the Pod does.
+    /// A claim that a Pod mounts, that counts, that is being deleted, and that a person has not given up. The claim exists as long as the Pod does.
     ///
     /// # Errors
     /// The error of the request.
-    pub async fn kept_claim(&self, vm: &VirtualMachine, pod: &Object) -> Result<Option<ObjectKey>, ActionError> {
+    pub async fn kept_claim(
+        &self,
+        vm: &VirtualMachine,
+        pod: &Object,
+        counts: impl Fn(&str) -> bool,
+    ) -> Result<Option<ObjectKey>, ActionError> {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
-        for (name, _) in pod.mounted_claims() {
+        for (name, _) in pod.mounted_claims().filter(|(name, _)| counts(name)) {
             let key =
                 ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_string() };
             let failed = |source| ActionError::Api { what: "read", key: key.clone(), source: Box::new(source) };
             let found = self.requests.run(api.get_metadata_opt(&name)).await.map_err(failed)?;
-            if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
+            let is_kept = |metadata: &ObjectMeta| {
+                let uid = metadata.uid.as_deref().unwrap_or_default();
+                metadata.deletion_timestamp.is_some() && !is_given_up(vm, uid)
+            };
+            if found.is_some_and(|found| is_kept(&found.metadata)) {
                 return Ok(Some(key));
             }
         }

@@ -51,7 +51,9 @@ impl Cluster {
     pub async fn check_restart(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ActionError> {
         let observed = self.children.observe(vm, Timestamp::now());
         for pod in plan.restarted().filter_map(|key| observed.get(key)).filter(|object| object.key.is_pod()) {
-            if let Some(claim) = self.kept_claim(vm, pod).await? {
+            // A disk that was taken out of the spec may go.
+            let is_needed = |claim: &str| plan.follows.iter().any(|it| it.key.is_claim() && it.key.name == claim);
+            if let Some(claim) = self.kept_claim(vm, pod, is_needed).await? {
                 return Err(ActionError::ClaimDeleting(claim));
             }
         }

@@ -414,7 +414,7 @@ impl Reconciler {
         for uid in plan.unwanted_pods() {
             let pod = observed.objects.iter().chain(&observed.others).find(|object| object.uid == uid);
             if let Some(pod) = pod
-                && self.cluster.kept_claim(vm, pod).await?.is_some()
+                && self.cluster.kept_claim(vm, pod, |_| true).await?.is_some()
             {
                 debug!("a claim is being deleted that would go with its Pod: the Pod is kept");
                 return Ok(false);

@@ -23,8 +23,8 @@ use crate::{
 
 /// The Deployment of the manager.
 const DEPLOYMENT: &str = "vm-operator";
-/// The VM that is booted. Its Pod has its name, and the Pod in which this runs is Helm's `vm-operator-test`.
-const VM: &str = "vm-operator-test-vm";
+/// The VM that is booted. Its Pod has its name. It is none of the operator's own names, which no VM may have.
+const VM: &str = "helm-test-vm";
 /// The label by which it is known to be a test's, and its value.
 const LABEL: &str = "app.kubernetes.io/component";
 const OF_TEST: &str = "test";

@@ -32,6 +32,6 @@ async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
     let checked = check::check(&options, cluster.config().await).await.unwrap().to_string();
     assert!(checked.contains("a VM runs there"), "{checked}");
     let left = || namespace.kubectl(&["get", "vms,pods,persistentvolumeclaims", "--output=name"]);
-    let is_gone = async || (!left().contains("/vm-operator-test-vm")).then_some(());
+    let is_gone = async || (!left().contains("/helm-test-vm")).then_some(());
     eventually("the claim to be gone, too", LIMIT, is_gone).await;
 }

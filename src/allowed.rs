@@ -473,7 +473,7 @@ impl Check<'_> {
     /// A card is a device of QEMU with fixed properties, so its name can't be another device.
     fn networks(&mut self, networks: &[Network]) {
         for (index, network) in networks.iter().enumerate() {
-            let Network { tap, user, pod } = network;
+            let Network { name: _, tap, user, pod } = network;
             let field = |name: &str| format!("spec.vm.networks[{index}].{name}");
             if let Some(TapNetwork { device, bridge, mac: _ }) = tap {
                 let bridge = bridge.as_deref().unwrap_or(DEFAULT_BRIDGE);

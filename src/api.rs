@@ -462,7 +462,7 @@ pub struct Machine {
     /// The network interfaces.
     #[serde(default)]
     #[schemars(length(max = 32))]
-    #[x_kube(validation = Rule::new("self.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"), validation = Rule::new("!self.exists(n, has(n.user)) || !self.exists(n, has(n.tap))").message("user can't be beside tap: the VM is in the network of its node then, and user would lead the guest to the node's own addresses"))]
+    #[x_kube(validation = Rule::new("self.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"), validation = Rule::new("!self.exists(n, has(n.user)) || !self.exists(n, has(n.tap))").message("user can't be beside tap: the VM is in the network of its node then, and user would lead the guest to the node's own addresses"), validation = Rule::new("self.all(a, !has(a.name) || self.exists_one(b, has(b.name) && b.name == a.name))").message("the names of the networks must be different"))]
     pub networks: Vec<Network>,
     /// The disks and CD drives.
     #[serde(default)]

@@ -23,7 +23,7 @@ use crate::{
         Quantity, Reason, VirtualMachine,
         conditions::{NewCondition, RUNNING, STORAGE_READY},
         reasons::Effect,
-        status::{ClaimFinding, ClaimStatus, DiskEntry},
+        status::{ClaimFinding, ClaimStatus, ListEntry},
     },
     object::{
         BELONGS_TO_ANNOTATION, INSTANCE_LABEL, MADE_FOR_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered,
@@ -73,7 +73,7 @@ pub fn volumes(vm: &VirtualMachine) -> impl Iterator<Item = Option<String>> {
 }
 
 /// The names of the disks' volumes, each with the entry of a disk that has no name.
-fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<DiskEntry>)>> {
+fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<ListEntry>)>> {
     let mut claims = 0;
     // Only claims count, as in the oldest releases, although their documentation says that all disks do.
     let disks = vm.spec.vm.disks.iter().map(|disk| {
@@ -83,14 +83,14 @@ fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<DiskEn
         Some(name.map_or_else(|| Err(entries::entry(claims - 1, template)), |name| Ok(format!("{name}-disk"))))
     });
     let disks: Vec<_> = disks.collect();
-    let nameless: Vec<DiskEntry> = disks.iter().flatten().filter_map(|disk| disk.clone().err()).collect();
+    let nameless: Vec<ListEntry> = disks.iter().flatten().filter_map(|disk| disk.clone().err()).collect();
     let mut numbers = Vec::new();
     if !nameless.is_empty() {
         let (recorded, taken) = entries::recorded(vm);
-        numbers = entries::numbers(&recorded, &nameless, &taken);
+        numbers = crate::entries::numbers(&recorded, &nameless, &taken);
     }
     let mut numbers = numbers.into_iter();
-    let mut volume = |disk: Result<String, DiskEntry>| match disk {
+    let mut volume = |disk: Result<String, ListEntry>| match disk {
         Ok(volume) => (volume, None),
         Err(entry) => (format!("disk-{}", numbers.next().unwrap_or(entry.position)), Some(entry)),
     };
@@ -98,7 +98,7 @@ fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<DiskEn
 }
 
 /// The entry of the disk without a name that has this claim.
-fn entry_of(vm: &VirtualMachine, claim: &str) -> Option<DiskEntry> {
+fn entry_of(vm: &VirtualMachine, claim: &str) -> Option<ListEntry> {
     let name = vm.name_any();
     let mut nameless =
         volumes_and_entries(vm).into_iter().flatten().filter_map(|(volume, entry)| Some((volume, entry?)));

@@ -27,6 +27,8 @@ pub mod claims;
 #[deny(clippy::disallowed_methods)]
 pub mod config;
 #[deny(clippy::disallowed_methods)]
+pub mod entries;
+#[deny(clippy::disallowed_methods)]
 pub mod exchange;
 #[deny(clippy::disallowed_methods)]
 pub mod explain;

@@ -29,6 +29,7 @@ pub mod kept;
 mod legacy;
 mod library;
 mod mounts;
+pub(crate) mod networks;
 pub mod outline;
 pub mod output;
 pub mod patches;

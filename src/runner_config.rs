@@ -213,6 +213,7 @@ impl VmSection {
             }
         });
         vm.display.logged_in_user = None;
+        vm.network.iter_mut().for_each(NetworkSection::forget_name);
         let Value::Object(mut fields) = json!(vm) else { return Map::new() };
         for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
             fields.remove(live);
@@ -231,9 +232,15 @@ pub enum NetworkSection {
         device: String,
         /// The name of the bridge.
         bridge: String,
-        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's slot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
+        /// The name, if the VM's spec gives one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The slot, which gives the PCI address. Default: the interface's position.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
     },
     /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest but through `forwards`.
     User {
@@ -242,9 +249,15 @@ pub enum NetworkSection {
         /// The network that the guest sees, such as `10.0.2.0/24`. Default: QEMU's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         net: Option<String>,
-        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's slot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
+        /// The name, if the VM's spec gives one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The slot, which gives the PCI address. Default: the interface's position.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
         /// The ports on which QEMU listens and that it forwards to the guest. Default: none.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         forwards: Vec<Forward>,
@@ -253,9 +266,15 @@ pub enum NetworkSection {
     Pod {
         /// The QEMU device of the network card, such as `virtio-net` or `e1000e`.
         device: String,
-        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's slot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
+        /// The name, if the VM's spec gives one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The slot, which gives the PCI address. Default: the interface's position.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
     },
 }
 
@@ -308,6 +327,41 @@ impl NetworkSection {
     pub fn set_mac(&mut self, address: String) {
         let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;
         *mac = Some(address);
+    }
+
+    /// The name, if the VM's spec gives one.
+    pub fn name(&self) -> Option<&str> {
+        let (Self::Tap { name, .. } | Self::User { name, .. } | Self::Pod { name, .. }) = self;
+        name.as_deref()
+    }
+
+    /// The slot of the interface that is the `index`th of the configuration.
+    pub fn slot(&self, index: usize) -> u32 {
+        let (Self::Tap { slot, .. } | Self::User { slot, .. } | Self::Pod { slot, .. }) = self;
+        slot.unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// Gives the interface that is the `index`th of the configuration a slot. It is written only if it is not that of the position, as in the files of
+    /// earlier releases.
+    pub fn place(&mut self, index: usize, number: u32) {
+        let (Self::Tap { slot, .. } | Self::User { slot, .. } | Self::Pod { slot, .. }) = self;
+        *slot = Some(number).filter(|number| usize::try_from(*number) != Ok(index));
+    }
+
+    /// Takes the name away, which nothing in the running VM has.
+    pub fn forget_name(&mut self) {
+        let (Self::Tap { name, .. } | Self::User { name, .. } | Self::Pod { name, .. }) = self;
+        *name = None;
+    }
+
+    /// A hash of what the interface is, without what belongs to it: by it an interface without a name is found again.
+    pub fn parameters(&self) -> String {
+        let parts = match self {
+            Self::Tap { device, bridge, .. } => ["tap", device, bridge],
+            Self::User { device, net, .. } => ["user", device, net.as_deref().unwrap_or_default()],
+            Self::Pod { device, .. } => ["pod", device, ""],
+        };
+        digest(parts.join("\n"), 8)
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     conditions::{
         self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, RUNNING, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
     },
+    network::MOST_NETWORKS,
     schema,
 };
 
@@ -302,7 +303,27 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
             "uuid": word("64", "The VM's UUID."),
             "macs": {
                 "type": "array", "maxItems": 64, "items": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$" },
-                "description": "The MAC addresses, in the order of `networks`.",
+                "description": "The MAC addresses, in the order of the networks, as runners of earlier releases have them.",
+            },
+            "networks": {
+                "type": "array", "maxItems": MOST_NETWORKS,
+                "description": "What each network keeps for the next start.",
+                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                "items": {
+                    "type": "object", "required": ["name", "mac", "slot", "entry"],
+                    "properties": {
+                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name." },
+                        "mac": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$", "description": "The MAC address." },
+                        "slot": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "The slot, which gives the PCI address." },
+                        "entry": {
+                            "type": "object", "required": ["position", "parameters"], "description": "The entry in `spec.vm.networks` as it was.",
+                            "properties": {
+                                "position": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "How many networks were before it." },
+                                "parameters": { "type": "string", "pattern": "^[0-9a-f]{1,64}$", "description": "A hash of what it was." },
+                            },
+                        },
+                    },
+                },
             },
             "machineType": word("64", "QEMU's machine type with its version, such as `pc-q35-7.2`."),
             "hardware": word("64", "How the devices are arranged."),

@@ -183,6 +183,11 @@ fn claims(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimStatus>(generator, &["name"])
 }
 
+/// The networks as a map by `name`.
+fn network_identities(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<NetworkIdentity>(generator, &["name"])
+}
+
 /// Findings about one claim as a map by `reason`.
 fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimFinding>(generator, &["reason"])
@@ -364,9 +369,13 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z-]{1,64}$"))]
     pub uuid: Option<String>,
-    /// The MAC addresses, in the order of `networks`.
+    /// The MAC addresses, in the order of `networks`, as runners of earlier releases report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub macs: Vec<String>,
+    /// What each network keeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "network_identities")]
+    pub networks: Vec<NetworkIdentity>,
     /// QEMU's machine type with its version, such as `pc-q35-7.2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
@@ -408,20 +417,37 @@ pub struct ClaimStatus {
     pub unused: bool,
     /// For a disk without a name: its entry in `spec.vm.disks` as it was last. It keeps this claim when the list is edited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub entry: Option<DiskEntry>,
+    pub entry: Option<ListEntry>,
     /// The differences from the spec, and what is not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claim_findings")]
     pub findings: Vec<ClaimFinding>,
 }
 
-/// An entry of `spec.vm.disks` without a name.
+/// What a network keeps from one start to the next.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct DiskEntry {
-    /// How many entries with a claim are before it.
+pub struct NetworkIdentity {
+    /// Its name: that of the spec, or `net` and the number of its slot.
+    #[schemars(regex(pattern = "^[0-9a-z-]{1,63}$"))]
+    pub name: String,
+    /// The MAC address.
+    #[schemars(regex(pattern = "^[0-9A-Fa-f:]{1,32}$"))]
+    pub mac: String,
+    /// The slot, which gives the PCI address.
+    #[schemars(range(max = 31))]
+    pub slot: u32,
+    /// The entry in `spec.vm.networks` as it was.
+    pub entry: ListEntry,
+}
+
+/// An entry of a list of the spec, by which it is found again after the list was edited.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ListEntry {
+    /// How many entries are before it; of a disk, entries with a claim.
     pub position: u32,
-    /// A hash of the spec of its `volumeClaimTemplate`.
+    /// A hash of what it is; of a disk, the spec of its `volumeClaimTemplate`.
     #[schemars(regex(pattern = "^[0-9a-f]{1,64}$"))]
     pub parameters: String,
 }

@@ -26,7 +26,8 @@ use crate::{
     },
     claims,
     observed::Observed,
-    render::cloud_init,
+    render::{cloud_init, networks},
+    runner_config::NetworkSection,
 };
 
 /// The longest text that KubeVirt takes as `userData` or `networkData` without a Secret, in bytes.
@@ -342,10 +343,11 @@ impl Export<'_> {
 
     fn networks(&mut self, machine: &Machine, instance: &mut Map<String, Value>) {
         let (mut interfaces, mut networks, mut has_pod) = (Vec::new(), Vec::new(), false);
+        let kept = networks::sections(self.vm);
         for (number, network) in machine.networks.iter().enumerate() {
-            let name = format!("net{number}");
+            let name = network.name.clone().unwrap_or_else(|| format!("net{number}"));
             let field = format!("spec.vm.networks[{number}]");
-            let Network { tap, user, pod } = network;
+            let Network { name: _, tap, user, pod } = network;
             let device = tap.as_ref().and_then(|tap| tap.device.as_deref());
             let device =
                 device.or_else(|| user.as_ref()?.device.as_deref()).or_else(|| pod.as_ref()?.device.as_deref());
@@ -354,7 +356,7 @@ impl Export<'_> {
                 continue;
             }
             let mut interface = json!({ "name": name, "model": self.model(&field, device) });
-            let mac = network.mac().or_else(|| self.identity()?.macs.get(number).map(String::as_str));
+            let mac = kept.get(number).and_then(NetworkSection::mac);
             if let Some(mac) = mac {
                 interface["macAddress"] = json!(mac.to_lowercase());
             }

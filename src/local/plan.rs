@@ -148,19 +148,25 @@ fn networks(networks: &mut [NetworkSection], publish: &[Forward], notes: &mut Ve
                  ports to it"
             )
         };
-        let (device, mac) = match network {
+        let (device, mac, name, slot) = match network {
             NetworkSection::User { .. } => continue,
-            NetworkSection::Tap { device, bridge, mac } => {
+            NetworkSection::Tap { device, bridge, mac, name, slot } => {
                 notes.push(instead(&format!("on the bridge {bridge}")));
-                (device, mac)
+                (device, mac, name, slot)
             }
-            NetworkSection::Pod { device, mac } => {
+            NetworkSection::Pod { device, mac, name, slot } => {
                 notes.push(instead("that of a Pod"));
-                (device, mac)
+                (device, mac, name, slot)
             }
         };
-        *network =
-            NetworkSection::User { device: std::mem::take(device), net: None, mac: mac.take(), forwards: Vec::new() };
+        *network = NetworkSection::User {
+            device: std::mem::take(device),
+            net: None,
+            mac: mac.take(),
+            name: name.take(),
+            slot: slot.take(),
+            forwards: Vec::new(),
+        };
     }
     match networks.first_mut() {
         Some(NetworkSection::User { forwards, .. }) => forwards.extend(publish),

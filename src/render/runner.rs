@@ -4,11 +4,11 @@
 
 use kube::ResourceExt;
 
+use super::networks;
 use crate::{
-    api::{CpuTopology, Network, VirtualMachine, status::Identity},
+    api::{CpuTopology, VirtualMachine, status::Identity},
     runner_config::{
-        CloudInitSection, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection, VncSection,
-        paths,
+        CloudInitSection, DisplaySection, Drive, RunnerConfig, SpiceSection, VmSection, VncSection, paths,
     },
 };
 
@@ -66,7 +66,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         rtc_timezone: machine.rtc_timezone.clone(),
         rtc_clock: machine.rtc_clock.clone(),
         on_panic: machine.on_panic,
-        network: networks(vm),
+        network: networks::sections(vm),
         drives,
         display: display(vm),
     }
@@ -74,31 +74,6 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
 
 fn identity(vm: &VirtualMachine) -> Option<&Identity> {
     vm.status.as_ref()?.identity.as_ref()
-}
-
-fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
-    let networks = &vm.spec.vm.networks;
-    let identity = identity(vm);
-    // A kept address that the spec gives to a network now belongs to that network alone.
-    let in_spec = |mac: &String| networks.iter().filter_map(Network::mac).any(|it| it.eq_ignore_ascii_case(mac));
-    let kept = |index: usize| identity?.macs.get(index).filter(|mac| !in_spec(mac)).cloned();
-    let section = |(index, network): (usize, &Network)| {
-        network_section(network, network.mac().map(str::to_owned).or_else(|| kept(index)))
-    };
-    networks.iter().enumerate().filter_map(section).collect()
-}
-
-fn network_section(network: &Network, mac: Option<String>) -> Option<NetworkSection> {
-    let device = |device: &Option<String>| device.clone().unwrap_or_else(|| "virtio-net".into());
-    if let Some(tap) = &network.tap {
-        let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
-        Some(NetworkSection::Tap { device: device(&tap.device), bridge, mac })
-    } else if let Some(user) = &network.user {
-        Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac, forwards: Vec::new() })
-    } else {
-        let pod = network.pod.as_ref()?;
-        Some(NetworkSection::Pod { device: device(&pod.device), mac })
-    }
 }
 
 /// The drive of a CD. `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.
@@ -137,7 +112,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{render::cloud_init, runner_config::ConfigFile, test_support::vm};
+    use crate::{
+        render::cloud_init,
+        runner_config::{ConfigFile, NetworkSection},
+        test_support::vm,
+    };
 
     #[test]
     fn a_vm_runs_from_a_file_with_disks_in_files_and_without_claims() {
@@ -188,7 +167,7 @@ mod tests {
                 json!([{ "user": {} }, { "tap": { "mac": x.to_uppercase() } }, { "user": {} }]);
             vm["status"] = json!({ "identity": { "uuid": "u", "macs": [x, y, y], "machineType": "q35" } });
         });
-        let macs: Vec<Option<String>> = networks(&vm).iter().map(|it| it.mac().map(str::to_owned)).collect();
+        let macs: Vec<Option<String>> = networks::sections(&vm).iter().map(|it| it.mac().map(str::to_owned)).collect();
         assert_eq!(macs, [None, Some(x.to_uppercase()), Some(y.to_owned())]);
     }
 

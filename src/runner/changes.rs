@@ -1,6 +1,8 @@
 //! Compares the configuration with the running VM. [`changes`] returns what the agent changes in the running QEMU, [`pending`] what
 //! takes effect at QEMU's next start. Pure.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -453,8 +455,13 @@ fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
     vm.hardware.get_or_insert_with(|| machine.hardware.clone());
-    for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
-        network.set_mac(network.mac().unwrap_or(own).to_lowercase());
+    let own: BTreeMap<u32, &String> = machine.interfaces().map(|(slot, _, mac)| (slot, mac)).collect();
+    for (index, network) in vm.network.iter_mut().enumerate() {
+        if let Some(mac) =
+            network.mac().map(str::to_owned).or_else(|| own.get(&network.slot(index)).map(|mac| (*mac).clone()))
+        {
+            network.set_mac(mac.to_lowercase());
+        }
     }
     vm.start_fields()
 }

@@ -14,9 +14,10 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, memory_limit, root_ports};
+use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, fillers, memory_limit, root_ports};
 use super::{cd::Medium, runtime_dir::RuntimeDir};
 use crate::api::Clipboard;
+use crate::api::network::MOST_NETWORKS;
 use crate::jinja;
 use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection, digest};
 
@@ -41,7 +42,7 @@ const DISK_ADDRESSES: usize = 64;
 /// The longest serial number of a virtio disk (virtio specification, 5.2.6).
 const SERIAL: usize = 20;
 /// The most networks: four PCI slots with eight functions each.
-const NETWORK_ADDRESSES: usize = 32;
+const NETWORK_ADDRESSES: usize = MOST_NETWORKS as usize;
 
 /// Why there is no command line.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +136,8 @@ struct Context<'a> {
     firmware: FirmwareContext<'a>,
     slots: Slots,
     root_ports: Vec<RootPort>,
+    /// Devices that do nothing, in PCI slots of networks whose first function no network has: a guest would not look at the others.
+    fillers: Vec<RootPort>,
     /// Whether several disks, and several networks, share a PCI slot.
     shared_slots: bool,
     /// The interface of the TPM.
@@ -304,13 +307,13 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
-    let addresses = Addresses { hardware, networks: vm.network.len() };
+    let addresses = Addresses { hardware, networks: network_slots(vm) };
     let DriveContexts { disks, cds } = drives(&vm.drives, prepared, addresses)?;
     let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
         let (first, last) = LEGACY_SLOTS;
-        check_number("networks and disks", networks.len().max(1) + disks.len(), last - first)?;
+        check_number("networks and disks", addresses.networks.max(1) + disks.len(), last - first)?;
     }
     Ok(Context {
         vm: match &prepared.rtc_base {
@@ -319,8 +322,9 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         },
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
-        slots: Slots::of(hardware, networks.len(), disks.len()),
+        slots: Slots::of(hardware, addresses.networks, disks.len()),
         root_ports: if hardware == Hardware::RootPorts { root_ports() } else { Vec::new() },
+        fillers: if hardware == Hardware::Legacy { Vec::new() } else { fillers(&vm.network) },
         shared_slots: hardware != Hardware::Legacy,
         tpm_device: match hardware {
             Hardware::RootPorts | Hardware::Standard => "tpm-crb",
@@ -401,17 +405,41 @@ fn networks<'a>(
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
     }
     vm.network.iter().filter_map(NetworkSection::mac).try_for_each(check_mac)?;
+    check_slots(&vm.network)?;
     let networks: Vec<_> = vm
         .network
         .iter()
         .zip(macs(&vm.network, uuid, addresses.hardware))
         .enumerate()
-        .map(|(index, (network, mac))| network_context(index, network, mac, addresses, pod))
+        .map(|(index, (network, mac))| network_context(slot(network, index), network, mac, addresses, pod))
         .collect();
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
     }
     Ok(networks)
+}
+
+/// The slot of the `index`th network, as an index of addresses.
+fn slot(network: &NetworkSection, index: usize) -> usize {
+    usize::try_from(network.slot(index)).unwrap_or(usize::MAX)
+}
+
+/// How many slots of networks there are, used or not.
+fn network_slots(vm: &VmSection) -> usize {
+    let slots = vm.network.iter().enumerate().map(|(index, network)| slot(network, index));
+    slots.max().map_or(0, |last| last.saturating_add(1))
+}
+
+fn check_slots(networks: &[NetworkSection]) -> Result<(), Error> {
+    let mut slots: Vec<usize> = networks.iter().enumerate().map(|(index, network)| slot(network, index)).collect();
+    slots.sort_unstable();
+    if slots.last().is_some_and(|last| *last >= NETWORK_ADDRESSES) || slots.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Error::Unsupported(format!(
+            "each network needs a slot of its own, from 0 to {}, and these are {slots:?}",
+            NETWORK_ADDRESSES - 1
+        )));
+    }
+    Ok(())
 }
 
 /// A text that is no address of one card would confuse QEMU or the switch, and with an own template it might become another option.
@@ -534,7 +562,7 @@ fn network_context<'a>(
 }
 
 /// The MAC addresses of the guest's network cards, in the order of the networks. A network without an address gets one that no other
-/// network has.
+/// network has, which follows from its slot.
 pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<String> {
     let default = |index, attempt| match hardware {
         Hardware::RootPorts | Hardware::Standard => derived_mac(uuid, index, attempt),
@@ -553,7 +581,7 @@ pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<
             free
         }
     };
-    networks.iter().enumerate().map(&mut mac).collect()
+    networks.iter().enumerate().map(|(index, network)| mac((slot(network, index), network))).collect()
 }
 
 /// A MAC address for a network that has none in the configuration. It is the same at each start, and differs from those of other VMs;

@@ -16,7 +16,9 @@ use crate::{
     api::{
         Identity, OnPanic, PendingChange, Quantity, Reason, VmReportStatus,
         conditions::{self, NewCondition, with_times},
+        network::default_network_name,
         report::MOST_USERS,
+        status::{ListEntry, NetworkIdentity},
     },
     relay::Mode,
 };
@@ -133,6 +135,20 @@ pub struct Report {
     config_digest: Option<String>,
 }
 
+/// What the networks of QEMU keep for the next start.
+fn networks(machine: &MachineState) -> Vec<NetworkIdentity> {
+    let position = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+    let interfaces = machine.interfaces().enumerate();
+    interfaces
+        .map(|(index, (slot, section, mac))| NetworkIdentity {
+            name: section.name().map_or_else(|| default_network_name(slot), str::to_owned),
+            mac: mac.clone(),
+            slot,
+            entry: ListEntry { position: position(index), parameters: section.parameters() },
+        })
+        .collect()
+}
+
 impl Report {
     /// Derives the status. `None`: nothing is known yet, so an earlier status stays.
     pub fn derive(observation: &Observation) -> Option<Self> {
@@ -161,6 +177,7 @@ impl Report {
             identity: Some(machine).filter(|machine| !machine.uuid.is_empty()).map(|machine| Identity {
                 uuid: Some(machine.uuid.clone()),
                 macs: machine.macs.clone(),
+                networks: networks(machine),
                 machine_type: Some(machine.machine_type.clone()),
                 hardware: Some(machine.hardware.clone()).filter(|hardware| !hardware.is_empty()),
             }),

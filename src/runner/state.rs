@@ -18,7 +18,7 @@ use super::{
 use crate::{
     api::Reason,
     process::ErrorChain,
-    runner_config::{RunnerConfig, VmSection, digest},
+    runner_config::{NetworkSection, RunnerConfig, VmSection, digest},
 };
 
 /// The most bytes of a file. The state contains a part of the configuration, which a ConfigMap of 1 MiB contains too.
@@ -82,6 +82,13 @@ impl MachineState {
             lost: Vec::new(),
             phase,
         }
+    }
+
+    /// The network interfaces of QEMU: slot, section of the configuration, MAC address.
+    pub fn interfaces(&self) -> impl Iterator<Item = (u32, &NetworkSection, &String)> {
+        let sections = self.started_with.iter().flat_map(|started| &started.vm.network);
+        let paired = sections.zip(&self.macs).enumerate();
+        paired.map(|(index, (section, mac))| (section.slot(index), section, mac))
     }
 
     /// Reads the file. `None` before the first start, or if another version of the runner or somebody else wrote a file that no machine role

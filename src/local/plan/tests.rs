@@ -106,7 +106,10 @@ fn a_network_of_a_pod_is_a_user_network_that_forwards_ports() {
     let plan = planned(&spec, &[], &Options { publish: vec![FORWARD], ..options() }).unwrap();
     let mac = Some("02:00:00:00:00:08".to_owned());
     let device = "virtio-net".to_owned();
-    assert_eq!(plan.config.vm.network, [NetworkSection::User { device, net: None, mac, forwards: vec![FORWARD] }]);
+    assert_eq!(
+        plan.config.vm.network,
+        [NetworkSection::User { device, net: None, mac, name: None, slot: None, forwards: vec![FORWARD] }]
+    );
     assert!(plan.notes[0].contains("not that of a Pod"), "{:?}", plan.notes);
 }
 

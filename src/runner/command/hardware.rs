@@ -1,10 +1,18 @@
 //! How the guest's devices are arranged: what a guest must find unchanged at each start. Pure.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
+
+use crate::runner_config::NetworkSection;
 
 /// The ports for devices that are plugged while the guest runs, and their PCI slot.
 const ROOT_PORTS: usize = 8;
 const ROOT_PORT_SLOT: usize = 0x15;
+/// The first PCI slot of networks.
+const NETWORK_SLOT: usize = 0x10;
+/// The number of the first filler among the guest's slots, behind those of all root ports.
+const FILLER_NUMBER: usize = 101;
 /// Linux reserves 64 MB for devices that reach only the first 4 GiB if memory can be plugged above them. A guest with at least 3 GiB does so
 /// anyway, because q35 puts a part of its memory there.
 const MEMORY_SLOTS_FROM: u64 = 3 << 30;
@@ -89,6 +97,19 @@ pub(super) fn root_ports() -> Vec<RootPort> {
     (0..ROOT_PORTS).map(port).collect()
 }
 
+/// In each PCI slot in which networks have functions, but not the first one, a port without a device has it: guests look for further functions only
+/// where there is a first.
+pub(super) fn fillers(networks: &[NetworkSection]) -> Vec<RootPort> {
+    let used: BTreeSet<u32> = networks.iter().enumerate().map(|(index, network)| network.slot(index)).collect();
+    let slots: BTreeSet<u32> = used.iter().map(|slot| slot / 8 * 8).filter(|first| !used.contains(first)).collect();
+    let filler = |first: u32| RootPort {
+        id: format!("filler{first}"),
+        number: FILLER_NUMBER + first as usize,
+        address: address(NETWORK_SLOT, first as usize),
+    };
+    slots.into_iter().map(filler).collect()
+}
+
 /// Twice the memory, if the VM has at least [`MEMORY_SLOTS_FROM`] and at most [`MEMORY_SLOTS_TO`] bytes.
 pub(super) fn memory_limit(hardware: Hardware, memory: u64) -> Option<u64> {
     (hardware == Hardware::RootPorts && (MEMORY_SLOTS_FROM..=MEMORY_SLOTS_TO).contains(&memory)).then_some(2 * memory)
@@ -104,7 +125,7 @@ pub(super) struct Addresses {
 impl Addresses {
     pub(super) fn network(self, index: usize) -> String {
         match self.hardware {
-            Hardware::RootPorts | Hardware::Standard => address(0x10, index),
+            Hardware::RootPorts | Hardware::Standard => address(NETWORK_SLOT, index),
             Hardware::Legacy => format!("{:x}.0", LEGACY_SLOTS.0 + index),
         }
     }

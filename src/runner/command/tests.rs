@@ -306,6 +306,8 @@ fn a_derived_mac_address_depends_on_the_vm_and_the_network() {
 #[test]
 fn a_derived_mac_address_avoids_those_in_the_configuration() {
     let user = |mac: Option<String>| NetworkSection::User {
+        name: None,
+        slot: None,
         device: "virtio-net".into(),
         net: None,
         mac,
@@ -316,6 +318,46 @@ fn a_derived_mac_address_avoids_those_in_the_configuration() {
     // A network was added before the one that had this derived address, and the address is now in the configuration.
     let both = macs(&[user(None), user(Some(kept.to_uppercase()))], "u", Hardware::Standard);
     assert_eq!(both, [derived_mac("u", 0, 1), kept.to_uppercase()]);
+}
+
+#[test]
+fn a_network_has_the_address_of_its_slot_whatever_stands_before_it() {
+    let network = |text: &str| {
+        let text = text.split(' ').map(|slot| {
+            let slot = slot.parse::<u32>().map(|slot| format!(", slot: {slot}")).unwrap_or_default();
+            format!("    - {{ type: user, device: virtio-net{slot} }}\n")
+        });
+        let config = config(&format!("    network:\n{}", text.collect::<String>()));
+        qemu(&config, &prepared(), &runtime(), &standard_template())
+    };
+    let cards = |text: &str| -> Vec<String> {
+        let arguments = network(text).unwrap();
+        let devices = arguments.iter().filter_map(|argument| serde_json::from_str::<Value>(argument).ok());
+        let card = |device: Value| {
+            let field = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
+            let is_network = ["10.", "11."].iter().any(|slot| field("addr").starts_with(slot));
+            is_network.then(|| [field("addr"), field("driver"), field("mac")].join(" ").trim_end().to_owned())
+        };
+        let mut cards: Vec<String> = devices.filter_map(card).collect();
+        cards.sort();
+        cards
+    };
+    let both = cards("- -");
+    assert_eq!(both.len(), 2, "{both:?}");
+    // The first is taken out.
+    let filler = "10.0 pcie-root-port";
+    assert_eq!(
+        cards("1"),
+        [filler.to_owned(), both[1].clone()],
+        "a guest looks for function 1 only where there is a 0"
+    );
+    assert_eq!(cards("1 0"), both, "sorted");
+    assert!(!cards("0 8").iter().any(|card| card.contains("root-port")));
+    assert!(cards("0 9").iter().any(|card| card == "11.0 pcie-root-port"));
+    for (wrong, slots) in [("1 1", "[1, 1]"), ("0 32", "[0, 32]"), ("- 0", "[0, 0]")] {
+        let error = network(wrong).unwrap_err().to_string();
+        assert_eq!(error, format!("each network needs a slot of its own, from 0 to 31, and these are {slots}"));
+    }
 }
 
 #[test]

@@ -178,7 +178,7 @@ mod tests {
             assert!(documents(&text).is_err() || ["- ", "? "].contains(&open), "{open}");
         }
         let error = from_str::<Value>(&format!("a:\n{}", "[{b: \n".repeat(1000))).unwrap_err().to_string();
-        assert_eq!(error, "values are nested deeper than 128 at line 65 column 2");
+        assert_eq!(error, "recursion limit exceeded at line 129 column 2");
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_key_that_a_map_has_twice_is_refused() {
         for (text, expected) in [
-            ("a: 1\nb: 2\na: 3\n", "the key \"a\" occurs twice at line 1 column 1"),
+            ("a: 1\nb: 2\na: 3\n", "the key \"a\" occurs twice"),
             ("a:\n  b:\n  - c: 1\n    c: 2\n", "a.b[0]: the key \"c\" occurs twice at line 3 column 5"),
         ] {
             assert_eq!(unique_from_str::<Value>(text).unwrap_err().to_string(), expected);

@@ -30,10 +30,13 @@ pub(crate) fn sections(vm: &VirtualMachine) -> Vec<NetworkSection> {
     // A kept address that the spec gives to a network now belongs to that network alone.
     let in_spec = |mac: &str| networks.iter().filter_map(Network::mac).any(|it| it.eq_ignore_ascii_case(mac));
     let slots = slots(&recorded, &sections);
+    // A status that is not ours may have an address twice.
+    let mut given = BTreeSet::new();
     for (index, (section, slot)) in sections.iter_mut().zip(slots).enumerate() {
         section.place(index, slot);
         let kept = recorded.iter().find(|recorded| recorded.slot == slot).map(|recorded| &recorded.mac);
-        if let Some(mac) = kept.filter(|mac| section.mac().is_none() && !in_spec(mac)) {
+        let kept = kept.filter(|mac| section.mac().is_none() && !in_spec(mac));
+        if let Some(mac) = kept.filter(|mac| given.insert(mac.to_lowercase())) {
             section.set_mac(mac.clone());
         }
     }

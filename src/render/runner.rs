@@ -168,7 +168,8 @@ mod tests {
             vm["status"] = json!({ "identity": { "uuid": "u", "macs": [x, y, y], "machineType": "q35" } });
         });
         let macs: Vec<Option<String>> = networks::sections(&vm).iter().map(|it| it.mac().map(str::to_owned)).collect();
-        assert_eq!(macs, [None, Some(x.to_uppercase()), Some(y.to_owned())]);
+        // The second one had the first address, so it was the first network.
+        assert_eq!(macs, [Some(y.to_owned()), Some(x.to_uppercase()), None]);
     }
 
     #[test]

@@ -99,6 +99,30 @@ fn a_vm_boots_takes_changes_powers_down_and_keeps_its_data() {
     assert!(vm.path("data/fw-vars.fd").exists() && vm.path("data/tpm").exists());
 }
 
+#[test]
+fn a_network_keeps_its_addresses_when_the_one_before_it_is_taken_out() {
+    let user = json!({ "type": "user", "device": "virtio-net" });
+    let mut vm = Vm::new(json!({ "network": [user, user] }), json!({}));
+    let cards = |vm: &Vm| -> Vec<String> {
+        let mut runner = vm.start("all");
+        runner.console("guest: up");
+        let output = runner.output();
+        runner.signal("TERM");
+        runner.ends_well("PoweredDown");
+        let mut cards: Vec<String> =
+            output.lines().filter_map(|line| Some(line.trim_end().split_once("guest: card=")?.1.to_owned())).collect();
+        cards.sort();
+        cards
+    };
+    let both = cards(&vm);
+    let macs = vm.machine()["macs"].clone();
+    assert_eq!(both, [0, 1].map(|at| format!("0000:00:10.{at} {}", macs[at].as_str().unwrap())));
+    // What the manager writes then.
+    vm.config["vm"]["network"] = json!([{ "type": "user", "device": "virtio-net", "slot": 1, "mac": macs[1] }]);
+    vm.write_config();
+    assert_eq!(cards(&vm), both[1..]);
+}
+
 /// A web server that ends when it is dropped.
 struct Server {
     process: Child,

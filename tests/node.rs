@@ -268,7 +268,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         let vm = vms.get("broken").await.unwrap();
         let conditions = &vm.status.as_ref()?.conditions;
         let ready = conditions::find(conditions, conditions::READY)?.clone();
-        (ready.reason == "ChangeFailed" && conditions::is_true(conditions, conditions::RUNNING)).then_some(ready.message)
+        (ready.reason == "ChangeFailed" && conditions::is_true(conditions, conditions::RUNNING))
+            .then_some(ready.message)
     })
     .await;
     assert!(message.contains("/var/local/vmop-image-repository/no-such.iso"), "{message}");

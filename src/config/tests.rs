@@ -266,10 +266,7 @@ fn a_key_that_occurs_twice_is_an_error() {
             "/Manager./Controller./Reconciler: the key \"cpuOvercommit\" occurs twice at line 4 column 7",
         ),
         (format!("{reconciler}      templateValues: {{a: 1, a: 2}}\n"), "the key \"a\" occurs twice at line 4"),
-        (
-            format!("{reconciler}      cpuOvercommit: 2\n/Manager: {{}}\n"),
-            "the key \"/Manager\" occurs twice",
-        ),
+        (format!("{reconciler}      cpuOvercommit: 2\n/Manager: {{}}\n"), "the key \"/Manager\" occurs twice"),
         (format!("a: {}", "[".repeat(100_000)), "at line 1"),
     ] {
         assert!(error(&text).contains(says), "{says}: {}", error(&text));

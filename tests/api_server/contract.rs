@@ -426,9 +426,9 @@ async fn a_guest_that_could_not_start_again_is_not_restarted() {
     let restart = json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "monday" } } });
     ns.patch_vm("apple", restart).await;
     for (reason, words) in [("MountMissing", "ConfigMap data does not exist"), ("SecretRefused", "Secret keys")] {
-        let vm = ns.vm_with_reason("apple", reason).await;
-        let message = condition(&vm, "Ready").unwrap().2;
-        assert!(message.contains(words), "{message}");
+        let says =
+            |vm: &VirtualMachine| condition(vm, "Ready").is_some_and(|it| it.1 == reason && it.2.contains(words));
+        ns.vm_when("apple", words, says).await;
         assert_eq!(uid().await, first, "the guest runs on");
         // What can be changed in a running guest is still changed.
         if reason == "MountMissing" {

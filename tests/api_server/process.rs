@@ -359,7 +359,7 @@ async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
     manager.change_configuration(&labelled("[1"));
     let good = "vm_operator_config_last_load_successful";
     eventually("the broken file to be seen", LIMIT, async || (manager.metric(good) == Some(0.0)).then_some(())).await;
-    assert!(manager.log().contains("config/config.yaml:5:24: "), "{}", manager.log());
+    assert!(manager.log().contains("config/config.yaml:5:26: "), "{}", manager.log());
     assert_eq!(manager.get("/readyz").unwrap().0, 200, "a manager with a good configuration works");
     manager.change_configuration(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
     let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler.cpuOvercommit: invalid value";

@@ -68,7 +68,14 @@ async fn each_role_may_what_its_name_says() {
     );
     let vm = "vms/apple";
     let more_ram = json!({ "spec": { "vm": { "currentRam": "512Mi" } } });
-    // Both the roles' rules and the policy take a moment.
+    // Specs may have user data, so the role `view` reads them only where somebody says so. Both the roles' rules and the policy take a moment.
+    eventually("the role admin to have the rules", LIMIT, async || {
+        (send(&admin, "GET", vm, &json!({})).await.0 == 200).then_some(())
+    })
+    .await;
+    assert_eq!(send(&view, "GET", vm, &json!({})).await.0, 403);
+    let aggregated = "rbac.authorization.k8s.io/aggregate-to-view=true";
+    ns.cluster.kubectl(&["label", "clusterrole", "vm-operator-view", aggregated]);
     eventually("the roles to have the rules", LIMIT, async || {
         let reads =
             send(&view, "GET", vm, &json!({})).await.0 == 200 && send(&admin, "GET", vm, &json!({})).await.0 == 200;

@@ -18,7 +18,12 @@ async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_pers
     assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
     let gone = "claim apple-core-disk is being deleted: it is removed, with its data, when no Pod uses it any more";
     ns.wait_for_description("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
+    // A restart would lose it.
     annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
+    let vm = ns.vm_with_reason("apple", "ClaimDeleting").await;
+    assert!(condition(&vm, "Ready").unwrap().2.contains("the guest runs on and is not restarted"));
+    ns.pod_when("apple", "left alone", |pod| !is_going(pod)).await;
+    ns.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
     ns.pod_when("apple", "going", is_going).await;
     ns.remove_pod("apple").await;
     let vm = ns.vm_with_reason("apple", "ClaimMissing").await;

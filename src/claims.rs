@@ -146,10 +146,10 @@ fn existing_name(vm: &VirtualMachine, observed: &Observed, names: Vec<String>) -
     name.or_else(|| names.into_iter().next()).unwrap_or_default()
 }
 
-/// Whether a Pod of the VM mounts the claim, which an owner or a manager has made, and no person.
+/// Whether a Pod of the VM, which an owner or a manager has made, and no person, mounts the claim and can write to it.
 fn is_mounted_by(vm: &VirtualMachine, pod: &Object, claim: &str) -> bool {
     let is_by_manager = || pod.is_owned_by(&vm.uid().unwrap_or_default()) || pod.maker.is_some() || pod.owned.is_some();
-    pod.key.is_pod() && is_by_manager() && pod.mounted_claims().any(|(mounted, _)| mounted == claim)
+    pod.key.is_pod() && is_by_manager() && pod.mounted_claims().any(|(mounted, writes)| writes && mounted == claim)
 }
 
 /// What the status has about a claim of the VM.
@@ -326,7 +326,7 @@ pub fn claims(
         };
         let found = observed.get(&wanted.key).map(|found| (found, whose(vm, observed, found)));
         match (found, missing(vm, &name)) {
-            (Some((_, Whose::Former | Whose::Free)), _) if is_in_use(observed, &name) => {
+            (Some((_, Whose::Free)), _) if is_in_use(observed, &name) => {
                 without(None, ClaimFinding::new(Reason::ClaimInUse))
             }
             (Some((found, Whose::Own | Whose::Former)), _) => {

@@ -105,8 +105,6 @@ pub struct Plan {
     pub adopts: bool,
     /// The names of the claims that nobody had, and that become the VM's.
     pub taken_claims: Vec<String>,
-    /// What is rendered, if a guest is taken down for a restart: what will be needed to start it must exist before.
-    pub follows: Vec<Rendered>,
 }
 
 impl Plan {
@@ -122,9 +120,20 @@ impl Plan {
     /// Leaves the guest up that would be taken down for a restart.
     pub fn keep_up(&mut self) {
         let kept: Vec<ObjectKey> = self.restarted().cloned().collect();
+        // With what makes the Pod, the Pod stays.
+        let makes_pod = kept.iter().any(|key| !key.is_pod());
         self.steps.iter_mut().for_each(|step| step.retain(|action| !action.restarts()));
-        self.waits.retain(|wait| !matches!(wait, Wait::Gone(key) if kept.contains(key)));
-        self.follows.clear();
+        let is_kept = |key: &ObjectKey| kept.contains(key) || makes_pod && key.is_pod();
+        self.waits.retain(|wait| !matches!(wait, Wait::Gone(key) if is_kept(key)));
+    }
+
+    /// Why a guest that is taken down for a restart would stay down, as far as the plan knows: a claim, or an object with the name of one that is
+    /// rendered.
+    pub fn obstacle(&self) -> Option<&ObjectKey> {
+        self.waits.iter().find_map(|wait| match wait {
+            Wait::ClaimMissing(key) | Wait::ClaimForeign(key, _) | Wait::ClaimInUse(key) => Some(key),
+            Wait::Gone(_) | Wait::NotOurs(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => None,
+        })
     }
 
     /// What is deleted for a restart.
@@ -197,11 +206,7 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     planner.wait_for_others();
     planner.runtime_objects();
     planner.delete_unrendered();
-    let mut plan = planner.plan;
-    if plan.restarted().next().is_some() {
-        plan.follows = rendered.unwrap_or_default().to_vec();
-    }
-    plan
+    planner.plan
 }
 
 /// Plans one VM. Its first methods are the steps of [`plan`].
@@ -276,13 +281,13 @@ impl<'a> Planner<'a> {
     fn may_use(&mut self, object: &Rendered) -> bool {
         let Some(found) = self.observed.get(&object.key).filter(|_| object.key.is_claim()) else { return true };
         match claims::whose(self.vm, self.observed, found) {
-            claims::Whose::Own => true,
-            whose @ (claims::Whose::Former | claims::Whose::Free) => {
+            claims::Whose::Own | claims::Whose::Former => true,
+            claims::Whose::Free => {
                 let is_in_use = self.guests.strangers().any(|pod| {
                     let mut mounted = pod.mounted_claims();
                     mounted.any(|(claim, writes)| writes && claim == object.key.name)
                 });
-                if whose == claims::Whose::Free && !is_in_use && found.deleting.is_none() {
+                if !is_in_use && found.deleting.is_none() {
                     self.plan.taken_claims.push(object.key.name.clone());
                 }
                 !is_in_use
@@ -391,7 +396,9 @@ impl<'a> Planner<'a> {
         for object in unrendered {
             // What runs with the guest is deleted first: a failure of another action must not keep it while the VM should be down.
             let step = if is_runtime_object(object) { 0 } else { 2 };
-            self.plan.steps[step].push(delete(object, DeleteReason::NotRendered, false));
+            let goes_with_guest = step == 0 && self.plan.power.wanted == Wanted::Up && !object.has_ended();
+            let reason = if goes_with_guest { DeleteReason::Restart } else { DeleteReason::NotRendered };
+            self.plan.steps[step].push(delete(object, reason, false));
         }
     }
 
@@ -595,7 +602,7 @@ impl<'a> Planner<'a> {
     /// A claim that is being deleted. It exists only as long as a Pod mounts it, even a Pod that has ended or in which nothing has started.
     fn claim_that_goes_with(&self, pod: &Object) -> Option<&'a Arc<Object>> {
         let mut claims = pod.mounted_claims().filter_map(|(claim, _)| self.observed.claim(&claim));
-        claims.find(|claim| claim.deleting.is_some())
+        claims.find(|claim| claim.deleting.is_some() && !claims::is_given_up(self.vm, &claim.uid))
     }
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {

@@ -9,17 +9,11 @@ use super::schema;
 /// The most networks of a VM.
 pub const MOST_NETWORKS: u32 = 32;
 
-/// The name of a network that has none in the spec.
-pub fn default_network_name(slot: u32) -> String {
-    format!("net{slot}")
-}
-
 /// A network interface: exactly one of `tap`, `user` and `pod`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("[has(self.tap), has(self.user), has(self.pod)].filter(x, x).size() == 1").message("a network is exactly one of tap, user and pod"))]
 pub struct Network {
-    /// A name that no other network of the VM has. By it the network keeps its addresses also if everything else of it is changed. Default: `net` and the
-    /// number of its slot.
+    /// A name that no other network of the VM has. By it the network keeps its addresses also if everything else of it is changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: Option<String>,

@@ -308,11 +308,11 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
             "networks": {
                 "type": "array", "maxItems": MOST_NETWORKS,
                 "description": "What each network keeps for the next start.",
-                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["slot"],
                 "items": {
-                    "type": "object", "required": ["name", "mac", "slot", "entry"],
+                    "type": "object", "required": ["mac", "slot", "entry"],
                     "properties": {
-                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name." },
+                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
                         "mac": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$", "description": "The MAC address." },
                         "slot": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "The slot, which gives the PCI address." },
                         "entry": {

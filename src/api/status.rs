@@ -183,9 +183,9 @@ fn claims(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimStatus>(generator, &["name"])
 }
 
-/// The networks as a map by `name`.
+/// The networks as a map by `slot`.
 fn network_identities(generator: &mut SchemaGenerator) -> Schema {
-    schema::map_of::<NetworkIdentity>(generator, &["name"])
+    schema::map_of::<NetworkIdentity>(generator, &["slot"])
 }
 
 /// Findings about one claim as a map by `reason`.
@@ -428,9 +428,10 @@ pub struct ClaimStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkIdentity {
-    /// Its name: that of the spec, or `net` and the number of its slot.
+    /// Its name, if the spec gives it one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-z-]{1,63}$"))]
-    pub name: String,
+    pub name: Option<String>,
     /// The MAC address.
     #[schemars(regex(pattern = "^[0-9A-Fa-f:]{1,32}$"))]
     pub mac: String,

@@ -14,7 +14,7 @@ use crate::{
     api::VirtualMachine,
     claims::Foreign,
     object::{Lifetime, ObjectKey, Rendered},
-    plan::{Action, Plan},
+    plan::Action,
 };
 
 /// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
@@ -41,30 +41,31 @@ impl Cluster {
             Action::Apply { object, uid: None } => Some(object),
             Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
         });
-        self.check_mounted(vm, created, &[]).await
+        self.check_mounted(vm, created, None).await
     }
 
     /// Checks what a guest will need that is taken down for a restart, so that it does not stay down. What the plan makes itself need not exist yet.
     ///
     /// # Errors
     /// As of [`Cluster::check_mounts`], or a claim that would be removed together with the Pod.
-    pub async fn check_restart(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ActionError> {
+    pub async fn check_restart(&self, vm: &VirtualMachine, rendered: &[Rendered]) -> Result<(), ActionError> {
         let observed = self.children.observe(vm, Timestamp::now());
-        for pod in plan.restarted().filter_map(|key| observed.get(key)).filter(|object| object.key.is_pod()) {
+        let needed: BTreeSet<&str> = rendered.iter().filter_map(pod_spec).flat_map(claims).collect();
+        for pod in observed.objects.iter().filter(|object| object.key.is_pod()) {
             // A disk that was taken out of the spec may go.
-            let is_needed = |claim: &str| plan.follows.iter().any(|it| it.key.is_claim() && it.key.name == claim);
-            if let Some(claim) = self.kept_claim(vm, pod, is_needed).await? {
+            if let Some(claim) = self.kept_claim(vm, pod, |claim| needed.contains(claim)).await? {
                 return Err(ActionError::ClaimDeleting(claim));
             }
         }
-        self.check_mounted(vm, plan.follows.iter(), &plan.follows).await
+        self.check_mounted(vm, rendered.iter(), Some(rendered)).await
     }
 
+    /// `restarted`: what is rendered for a guest that would be taken down. It need not exist yet.
     async fn check_mounted(
         &self,
         vm: &VirtualMachine,
         objects: impl Iterator<Item = &Rendered>,
-        made: &[Rendered],
+        restarted: Option<&[Rendered]>,
     ) -> Result<(), ActionError> {
         let pods: Vec<&Value> = objects.filter_map(pod_spec).collect();
         for name in pods.iter().flat_map(|pod| claims(pod)) {
@@ -79,13 +80,13 @@ impl Cluster {
             return Ok(());
         }
         let own = self.children.observe(vm, Timestamp::now());
-        let is_made = |source: &Source| made.iter().any(|object| object.key == source.object);
+        let is_made = |source: &Source| restarted.unwrap_or_default().iter().any(|object| object.key == source.object);
         let others = mounted.into_iter().filter(|source| own.get(&source.object).is_none() && !is_made(source));
         for Source { object, keys } in others {
             match self.lacks(&namespace_of(vm), &object, &keys).await {
                 Ok(None) => {}
                 Ok(Some(lacking)) => {
-                    return Err(ActionError::MountMissing { object, lacking, is_restart: !made.is_empty() });
+                    return Err(ActionError::MountMissing { object, lacking, is_restart: restarted.is_some() });
                 }
                 Err(kube::Error::Api(answer)) if answer.is_forbidden() => {}
                 Err(source) => return Err(ActionError::Api { what: "read", key: object, source: Box::new(source) }),

@@ -239,7 +239,7 @@ impl Reconciler {
         // 2. Plan. Pure.
         let plan = plan(&vm, &view.observed, view.plannable());
         let plan = self.paced(&vm, &name, &view.observed, plan);
-        let (plan, refused) = self.kept_up(&vm, plan, &inputs.config).await;
+        let (plan, refused) = self.kept_up(&vm, plan, view.plannable().unwrap_or_default(), &inputs.config).await;
         self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
         if !self.still_holds(&vm, &view.observed, &plan).await? {
@@ -433,18 +433,26 @@ impl Reconciler {
         if plan.starts() { self.cluster.check_sources(vm, &config.cloud_init_label).await } else { Ok(()) }
     }
 
-    /// The plan without the restart of a guest that would not come back, and why it would not.
+    /// The plan without the restart of a guest that would not come back, and why it would not, where the plan does not say it.
     async fn kept_up(
         &self,
         vm: &VirtualMachine,
         mut plan: Plan,
+        rendered: &[Rendered],
         config: &ReconcilerConfig,
     ) -> (Plan, Option<ActionError>) {
-        if plan.follows.is_empty() {
+        if plan.restarted().next().is_none() {
+            return (plan, None);
+        }
+        if plan.obstacle().is_some() {
+            plan.keep_up();
             return (plan, None);
         }
         let checked = match self.cluster.check_sources(vm, &config.cloud_init_label).await {
-            Ok(()) => self.cluster.check_restart(vm, &plan).await,
+            Ok(()) => self.cluster.check_restart(vm, rendered).await,
+            Err(ActionError::MountMissing { object, lacking, is_restart: _ }) => {
+                Err(ActionError::MountMissing { object, lacking, is_restart: true })
+            }
             refused => refused,
         };
         if checked.is_err() {

@@ -184,15 +184,13 @@ fn a_guest_that_could_not_start_again_is_left_up_and_the_rest_is_done() {
         vm["spec"]["vm"]["currentCpus"] = json!(1);
     });
     let objects = rendered(&restarted, &observed);
-    assert!(plan(&before, &observed, Some(&rendered(&before, &observed))).follows.is_empty());
     let mut plan = plan(&restarted, &observed, Some(&objects));
-    assert_eq!(plan.follows.len(), objects.len(), "what the next Pod may need");
     let all = short(&plan);
     assert!(all.contains(&"0 delete Pod apple Restart None".to_owned()) && all.contains(&GONE.to_owned()), "{all:?}");
     plan.keep_up();
     let left: Vec<String> = all.into_iter().filter(|it| !it.contains("Pod apple") && it != GONE).collect();
     assert!(!left.is_empty());
-    assert_eq!((short(&plan), plan.follows.len()), (left, 0));
+    assert_eq!(short(&plan), left);
 }
 
 #[test]

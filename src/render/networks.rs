@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use crate::{
     api::{
         Network, VirtualMachine,
-        network::{MOST_NETWORKS, default_network_name},
+        network::MOST_NETWORKS,
         status::{Identity, ListEntry, NetworkIdentity},
     },
     entries::{self, Recorded},
@@ -25,11 +25,14 @@ use crate::{
 /// The sections of the networks, in the order of the spec.
 pub(crate) fn sections(vm: &VirtualMachine) -> Vec<NetworkSection> {
     let networks = &vm.spec.vm.networks;
-    let recorded = vm.status.as_ref().and_then(|status| status.identity.as_ref()).map(recorded).unwrap_or_default();
+    let identity = vm.status.as_ref().and_then(|status| status.identity.as_ref());
+    let recorded = identity.map(recorded).unwrap_or_default();
+    // There the disks stand behind the last slot of the networks.
+    let reuses = identity.is_some_and(|identity| identity.hardware.as_deref() == Some("legacy"));
     let mut sections: Vec<NetworkSection> = networks.iter().filter_map(section).collect();
     // A kept address that the spec gives to a network now belongs to that network alone.
     let in_spec = |mac: &str| networks.iter().filter_map(Network::mac).any(|it| it.eq_ignore_ascii_case(mac));
-    let slots = slots(&recorded, &sections);
+    let slots = slots(&recorded, &sections, reuses);
     // A status that is not ours may have an address twice.
     let mut given = BTreeSet::new();
     for (index, (section, slot)) in sections.iter_mut().zip(slots).enumerate() {
@@ -61,25 +64,27 @@ fn section(network: &Network) -> Option<NetworkSection> {
 /// The networks of the last start. A runner of an earlier release has reported addresses alone, and had the networks in the order of the spec.
 fn recorded(identity: &Identity) -> Vec<NetworkIdentity> {
     if !identity.networks.is_empty() {
-        return identity.networks.clone();
+        // A status that is not ours may have a slot twice.
+        let mut slots = BTreeSet::new();
+        return identity.networks.iter().filter(|it| slots.insert(it.slot)).cloned().collect();
     }
     let network = |(index, mac): (usize, &String)| {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         let entry = ListEntry { position: index, parameters: String::new() };
-        NetworkIdentity { name: default_network_name(index), mac: mac.clone(), slot: index, entry }
+        NetworkIdentity { name: None, mac: mac.clone(), slot: index, entry }
     };
     identity.macs.iter().enumerate().map(network).collect()
 }
 
-/// The slots of the networks, by the table at the head of this module.
-fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection]) -> Vec<u32> {
+/// The slots of the networks, by the table at the head of this module. `reuses`: a new network may have the slot of one that is gone.
+fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection], reuses: bool) -> Vec<u32> {
     let is_mac = |network: &NetworkSection, it: &NetworkIdentity| {
         network.mac().is_some_and(|mac| mac.eq_ignore_ascii_case(&it.mac))
     };
     let mut found: Vec<Option<u32>> = vec![None; networks.len()];
     let mut left: Vec<&NetworkIdentity> = recorded.iter().collect();
     let fits: [&dyn Fn(&NetworkSection, &NetworkIdentity) -> bool; 2] =
-        [&|network, it| network.name() == Some(it.name.as_str()), &is_mac];
+        [&|network, it| it.name.is_some() && network.name() == it.name.as_deref(), &is_mac];
     for fits in fits {
         for (network, slot) in networks.iter().zip(&mut found).filter(|(_, slot)| slot.is_none()) {
             if let Some(at) = left.iter().position(|it| fits(network, it)) {
@@ -88,13 +93,13 @@ fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection]) -> Vec<u32> 
         }
     }
     by_neighbours(&left, networks, &mut found);
-    let mut taken: BTreeSet<u32> = found.iter().flatten().copied().chain(left.iter().map(|it| it.slot)).collect();
-    let used: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let mut used: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let former: BTreeSet<u32> = left.iter().map(|it| it.slot).filter(|_| !reuses).collect();
     let mut free = |position: u32| {
         let slots = || std::iter::once(position).chain(0..MOST_NETWORKS);
-        let slot = slots().find(|slot| !taken.contains(slot)).or_else(|| slots().find(|slot| !used.contains(slot)));
-        let slot = slot.unwrap_or(position);
-        taken.insert(slot);
+        let unused = slots().find(|slot| !used.contains(slot) && !former.contains(slot));
+        let slot = unused.or_else(|| slots().find(|slot| !used.contains(slot))).unwrap_or(position);
+        used.insert(slot);
         slot
     };
     (0..).zip(found).map(|(position, slot)| slot.unwrap_or_else(|| free(position))).collect()
@@ -115,9 +120,7 @@ fn by_neighbours(left: &[&NetworkIdentity], networks: &[NetworkSection], found: 
     let taken: Vec<u32> = found.iter().flatten().copied().collect();
     let numbers = entries::numbers(&records, &rest.iter().map(entry).collect::<Vec<_>>(), &taken);
     for (at, number) in rest.into_iter().zip(numbers) {
-        let is_it = |it: &&&NetworkIdentity| {
-            it.slot == number && (networks[at].name().is_none() || it.name == default_network_name(it.slot))
-        };
+        let is_it = |it: &&&NetworkIdentity| it.slot == number && (networks[at].name().is_none() || it.name.is_none());
         found[at] = left.iter().find(is_it).map(|it| it.slot);
     }
 }
@@ -164,8 +167,7 @@ mod tests {
                 *next += 1;
                 mac(*next)
             });
-            let name = section.name().map(str::to_owned).unwrap_or_else(|| default_network_name(slot));
-            json!({ "name": name, "mac": mac, "slot": slot,
+            json!({ "name": section.name(), "mac": mac, "slot": slot,
                 "entry": { "position": index, "parameters": section.parameters() } })
         };
         json!({ "uuid": "u", "networks": sections.iter().enumerate().map(network).collect::<Vec<_>>() })

@@ -278,6 +278,15 @@ pub fn qemu(
             )));
         }
     }
+    // A template without them would hide networks from the guest.
+    for RootPort { id, .. } in &context.fillers {
+        if !arguments.iter().any(|argument| argument.contains(id.as_str())) {
+            return Err(Error::Unsupported(format!(
+                "the QEMU template {name} does not have the device {id}, without which the guest sees no network in that PCI slot: see how the \
+                 built-in template writes `fillers`"
+            )));
+        }
+    }
     // A template that is older than this type of network would connect the guest to another network.
     for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
         if !arguments.iter().any(|argument| argument.contains(socket)) {

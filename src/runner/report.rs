@@ -16,7 +16,6 @@ use crate::{
     api::{
         Identity, OnPanic, PendingChange, Quantity, Reason, VmReportStatus,
         conditions::{self, NewCondition, with_times},
-        network::default_network_name,
         report::MOST_USERS,
         status::{ListEntry, NetworkIdentity},
     },
@@ -141,7 +140,7 @@ fn networks(machine: &MachineState) -> Vec<NetworkIdentity> {
     let interfaces = machine.interfaces().enumerate();
     interfaces
         .map(|(index, (slot, section, mac))| NetworkIdentity {
-            name: section.name().map_or_else(|| default_network_name(slot), str::to_owned),
+            name: section.name().map(str::to_owned),
             mac: mac.clone(),
             slot,
             entry: ListEntry { position: position(index), parameters: section.parameters() },

@@ -143,7 +143,7 @@ impl Settings {
     /// If it is not YAML, or a key that has an effect has a value that can't be used.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let mut settings = Self::default();
-        let file: Option<Map<String, Value>> = crate::yaml::from_str(text)?;
+        let file: Option<Map<String, Value>> = crate::yaml::unique_from_str(text)?;
         settings.section("", file.unwrap_or_default())?;
         Ok(settings)
     }

@@ -82,7 +82,7 @@ impl Slots {
 /// A port into which a device can be plugged while the guest runs.
 #[derive(Debug, Serialize)]
 pub(super) struct RootPort {
-    id: String,
+    pub(super) id: String,
     /// Its number among the guest's slots, from 1.
     number: usize,
     address: String,

@@ -67,7 +67,7 @@ fn images() -> Vec<PathBuf> {
 /// Lines of a configuration: what an administrator has allowed for the VMs of these tests.
 const ALLOWED: &str = r#""/Manager/Controller/Reconciler":
   networks: {bridges: [pods]}
-  podLabels: [test, tier]
+  podLabels: [app, test, tier]
   nodeNames: [nowhere]
   runnerImages: ["registry.nowhere.invalid/*", "LOCALHOST/*", "localhost/*"]
   extendedResources: ["example.org/*"]
@@ -262,7 +262,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         "spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}"#;
     namespace.apply(claim);
     let broken = r#"{"apiVersion":"vmoperator.jdrupes.org/v1","kind":"VirtualMachine","metadata":{"name":"broken"},
-        "spec":{"vm":{"state":"Running","maximumCpus":1,"maximumRam":"128Mi","disks":[{"cdrom":{"image":"no-such.iso"}}]}}}"#;
+        "spec":{"vm":{"state":"Running","maximumCpus":1,"maximumRam":"128Mi","powerdownTimeout":1,"disks":[{"cdrom":{"image":"no-such.iso"}}]}}}"#;
     namespace.apply(broken);
     let message = eventually("the machine to say which CD it lacks", LIMIT, async || {
         let vm = vms.get("broken").await.unwrap();

@@ -33,19 +33,7 @@ pub fn numbers(recorded: &[Recorded], entries: &[ListEntry], taken: &[u32]) -> V
     if recorded.is_empty() {
         return entries.iter().map(|entry| entry.position).collect();
     }
-    let mut used: Vec<&Recorded> = recorded.iter().filter(|recorded| !recorded.unused).collect();
-    used.sort_by_key(|recorded| (recorded.entry.position, recorded.number));
-    let mut matching = Matching { found: vec![None; entries.len()], is_free: vec![true; used.len()] };
-    let is_same = |at: usize, of: usize| entries[at].parameters == used[of].entry.parameters;
-
-    let aligned = aligned(entries, &used);
-    aligned.iter().filter(|(at, of)| is_same(*at, *of)).for_each(|pair| matching.take(*pair));
-    matching.take_all(&is_same);
-    aligned.iter().for_each(|pair| matching.take(*pair));
-    matching.take_all(&|at, of| entries[at].position == used[of].entry.position);
-
-    let mut numbers: Vec<Option<u32>> =
-        matching.found.iter().map(|of| of.and_then(|of| used.get(of)).map(|recorded| recorded.number)).collect();
+    let mut numbers = matched(recorded, entries);
     let mut back: Vec<&Recorded> = recorded.iter().filter(|recorded| recorded.unused).collect();
     let mut known: Vec<u32> = recorded.iter().map(|recorded| recorded.number).chain(taken.iter().copied()).collect();
     for (entry, number) in entries.iter().zip(&mut numbers).filter(|(_, number)| number.is_none()) {
@@ -57,6 +45,23 @@ pub fn numbers(recorded: &[Recorded], entries: &[ListEntry], taken: &[u32]) -> V
         });
     }
     numbers.into_iter().flatten().collect()
+}
+
+/// The numbers of the entries that are recorded ones which were not taken out: the first three lines of the table.
+pub fn matched(recorded: &[Recorded], entries: &[ListEntry]) -> Vec<Option<u32>> {
+    let mut used: Vec<&Recorded> = recorded.iter().filter(|recorded| !recorded.unused).collect();
+    used.sort_by_key(|recorded| (recorded.entry.position, recorded.number));
+    let mut matching = Matching { found: vec![None; entries.len()], is_free: vec![true; used.len()] };
+    let is_same = |at: usize, of: usize| entries[at].parameters == used[of].entry.parameters;
+
+    let aligned = aligned(entries, &used);
+    aligned.iter().filter(|(at, of)| is_same(*at, *of)).for_each(|pair| matching.take(*pair));
+    matching.take_all(&is_same);
+    aligned.iter().for_each(|pair| matching.take(*pair));
+    matching.take_all(&|at, of| entries[at].position == used[of].entry.position);
+
+    let number = |of: Option<usize>| of.and_then(|of| used.get(of)).map(|recorded| recorded.number);
+    matching.found.iter().map(|of| number(*of)).collect()
 }
 
 /// Which entry has which recorded one.

@@ -127,12 +127,11 @@ impl Plan {
         self.waits.retain(|wait| !matches!(wait, Wait::Gone(key) if is_kept(key)));
     }
 
-    /// Why a guest that is taken down for a restart would stay down, as far as the plan knows: a claim, or an object with the name of one that is
-    /// rendered.
-    pub fn obstacle(&self) -> Option<&ObjectKey> {
-        self.waits.iter().find_map(|wait| match wait {
-            Wait::ClaimMissing(key) | Wait::ClaimForeign(key, _) | Wait::ClaimInUse(key) => Some(key),
-            Wait::Gone(_) | Wait::NotOurs(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => None,
+    /// Whether a guest that is taken down for a restart would stay down, as far as the plan knows: it waits for a claim.
+    pub fn waits_for_claim(&self) -> bool {
+        self.waits.iter().any(|wait| match wait {
+            Wait::ClaimMissing(_) | Wait::ClaimForeign(..) | Wait::ClaimInUse(_) => true,
+            Wait::Gone(_) | Wait::NotOurs(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => false,
         })
     }
 

@@ -31,7 +31,7 @@ impl Cluster {
     pub async fn check_sources(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
         let namespace = namespace_of(vm);
         for (kind, name) in vm.spec.cloud_init.iter().flat_map(CloudInit::sources) {
-            let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_string() };
+            let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_owned() };
             let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
             let metadata = if kind == "Secret" {
                 let api = Api::<Secret>::namespaced(self.client.clone(), &namespace);

@@ -444,7 +444,7 @@ impl Reconciler {
         if plan.restarted().next().is_none() {
             return (plan, None);
         }
-        if plan.obstacle().is_some() {
+        if plan.waits_for_claim() {
             plan.keep_up();
             return (plan, None);
         }

@@ -117,10 +117,10 @@ fn by_neighbours(left: &[&NetworkIdentity], networks: &[NetworkSection], found: 
         position: u32::try_from(*at).unwrap_or(u32::MAX),
         parameters: networks[*at].parameters(),
     };
-    let taken: Vec<u32> = found.iter().flatten().copied().collect();
-    let numbers = entries::numbers(&records, &rest.iter().map(entry).collect::<Vec<_>>(), &taken);
-    for (at, number) in rest.into_iter().zip(numbers) {
-        let is_it = |it: &&&NetworkIdentity| it.slot == number && (networks[at].name().is_none() || it.name.is_none());
+    let slots = entries::matched(&records, &rest.iter().map(entry).collect::<Vec<_>>());
+    for (at, slot) in rest.into_iter().zip(slots) {
+        let is_it =
+            |it: &&&NetworkIdentity| Some(it.slot) == slot && (networks[at].name().is_none() || it.name.is_none());
         found[at] = left.iter().find(is_it).map(|it| it.slot);
     }
 }

@@ -316,7 +316,7 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
-    let addresses = Addresses { hardware, networks: network_slots(vm) };
+    let addresses = Addresses { hardware, networks: network_slots(&vm.network) };
     let DriveContexts { disks, cds } = drives(&vm.drives, prepared, addresses)?;
     let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
@@ -433,14 +433,17 @@ fn slot(network: &NetworkSection, index: usize) -> usize {
     usize::try_from(network.slot(index)).unwrap_or(usize::MAX)
 }
 
+fn slots(networks: &[NetworkSection]) -> impl Iterator<Item = usize> {
+    networks.iter().enumerate().map(|(index, network)| slot(network, index))
+}
+
 /// How many slots of networks there are, used or not.
-fn network_slots(vm: &VmSection) -> usize {
-    let slots = vm.network.iter().enumerate().map(|(index, network)| slot(network, index));
-    slots.max().map_or(0, |last| last.saturating_add(1))
+fn network_slots(networks: &[NetworkSection]) -> usize {
+    slots(networks).max().map_or(0, |last| last.saturating_add(1))
 }
 
 fn check_slots(networks: &[NetworkSection]) -> Result<(), Error> {
-    let mut slots: Vec<usize> = networks.iter().enumerate().map(|(index, network)| slot(network, index)).collect();
+    let mut slots: Vec<usize> = slots(networks).collect();
     slots.sort_unstable();
     if slots.last().is_some_and(|last| *last >= NETWORK_ADDRESSES) || slots.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(Error::Unsupported(format!(

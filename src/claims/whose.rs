@@ -136,7 +136,8 @@ fn rival(vm: &VirtualMachine, observed: &Observed, claim: &Object) -> Option<Str
     let is_given = |claim: &Object| claim.annotations.get(VM_ANNOTATION).is_some_and(|given| *given == vm.name_any());
     let names = names_of_disks(vm).into_iter().find(|names| names.contains(&claim.key.name))?;
     let others = names.iter().filter(|name| **name != claim.key.name).filter_map(|name| observed.claim(name));
-    let mut rivals = others.filter(|other| !(is_given(claim) && !is_given(other)));
+    // A claim that the administrator gave to the VM comes before one that nobody gave it.
+    let mut rivals = others.filter(|other| !is_given(claim) || is_given(other));
     let is_vms = |other: &Object| !matches!(alone(vm, observed, other), Whose::Foreign(_));
     rivals.find(|other| is_vms(other)).map(|other| other.key.name.clone())
 }

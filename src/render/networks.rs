@@ -78,14 +78,9 @@ fn recorded(identity: &Identity) -> Vec<NetworkIdentity> {
 
 /// The slots of the networks, by the table at the head of this module. `reuses`: a new network may have the slot of one that is gone.
 fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection], reuses: bool) -> Vec<u32> {
-    let is_mac = |network: &NetworkSection, it: &NetworkIdentity| {
-        network.mac().is_some_and(|mac| mac.eq_ignore_ascii_case(&it.mac))
-    };
     let mut found: Vec<Option<u32>> = vec![None; networks.len()];
     let mut left: Vec<&NetworkIdentity> = recorded.iter().collect();
-    let fits: [&dyn Fn(&NetworkSection, &NetworkIdentity) -> bool; 2] =
-        [&|network, it| it.name.is_some() && network.name() == it.name.as_deref(), &is_mac];
-    for fits in fits {
+    for fits in [has_name, has_mac] {
         for (network, slot) in networks.iter().zip(&mut found).filter(|(_, slot)| slot.is_none()) {
             if let Some(at) = left.iter().position(|it| fits(network, it)) {
                 *slot = Some(left.remove(at).slot);
@@ -103,6 +98,16 @@ fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection], reuses: bool
         slot
     };
     (0..).zip(found).map(|(position, slot)| slot.unwrap_or_else(|| free(position))).collect()
+}
+
+/// The first line of the table.
+fn has_name(network: &NetworkSection, recorded: &NetworkIdentity) -> bool {
+    recorded.name.is_some() && network.name() == recorded.name.as_deref()
+}
+
+/// The second line of the table.
+fn has_mac(network: &NetworkSection, recorded: &NetworkIdentity) -> bool {
+    network.mac().is_some_and(|mac| mac.eq_ignore_ascii_case(&recorded.mac))
 }
 
 /// The third line of the table.

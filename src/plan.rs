@@ -565,6 +565,7 @@ impl<'a> Planner<'a> {
         // The existing object keeps its restart annotation. Another value would look like a new restart.
         let object = metadata::with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
         self.change(1, &object, found);
+        self.plan.pending.retain(|change| !pending::is_request_before_guest(change, found));
         // Without `resources` in the spec, the requests follow from the current CPUs and memory. The guest gets a change of those while
         // it runs, so nothing waits for a restart.
         if self.vm.spec.resources.is_none() {

@@ -15,6 +15,7 @@ use crate::{
     api::{PendingChange, Quantity},
     object::{AGENT_NAME, Rendered},
     observed::{Json, Object},
+    plan::unstarted::ended_before_guest,
 };
 
 pub use crate::api::report::OBJECTS_PREFIX as PREFIX;
@@ -107,6 +108,15 @@ pub fn is_runner_request(change: &PendingChange, pod: &Object) -> bool {
     let requests = format!("{PREFIX}Pod/spec.containers[{container}].resources.requests.");
     let resource = change.path.strip_prefix(&requests);
     matches!(resource, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
+}
+
+/// Whether a change is one of what an init container requests that ends before the guest starts. No guest waits for that. Without this, a change
+/// of a VM's CPUs would ask for a restart, because such a container requests what the runner's does.
+pub fn is_request_before_guest(change: &PendingChange, pod: &Object) -> bool {
+    ended_before_guest(pod).filter_map(|container| container["name"].as_str()).any(|container| {
+        let resources = format!("{PREFIX}Pod/spec.initContainers[{container}].resources");
+        change.path.strip_prefix(&resources).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    })
 }
 
 /// A field, or an item of a list, as it is compared.

@@ -544,6 +544,34 @@ fn a_live_change_of_cpus_is_not_pending() {
 }
 
 #[test]
+fn what_an_init_container_requested_before_the_guest_started_is_not_pending() {
+    let vm = vm(|_| ());
+    let with = |beside: bool, cpu: &str, image: &str| {
+        let mut import = json!({ "name": "import", "image": image, "resources": { "requests": { "cpu": cpu } } });
+        if beside {
+            import["restartPolicy"] = json!("Always");
+        }
+        let mut objects = rendered(&vm, &nothing());
+        let pod = objects.iter_mut().find(|object| object.key.is_pod()).unwrap();
+        let spec = &mut Arc::make_mut(&mut pod.value)["spec"];
+        spec["initContainers"].as_array_mut().unwrap().push(import);
+        objects
+    };
+    let pending = |beside: bool, image: &str| {
+        let changed = on_pod(|pod| {
+            on_node(pod);
+            pod["metadata"]["annotations"][HASH_ANNOTATION] = json!("another");
+        });
+        let observed = applied(&with(beside, "1", "i"), changed);
+        let plan = plan(&vm, &observed, Some(&with(beside, "2", image)));
+        plan.pending.iter().map(|change| change.path.replace("objects/Pod/spec.", "")).collect::<Vec<_>>()
+    };
+    assert_eq!(pending(false, "i"), [""; 0]);
+    assert_eq!(pending(false, "another"), ["initContainers[import].image"]);
+    assert_eq!(pending(true, "i"), ["initContainers[import].resources.requests.cpu"]);
+}
+
+#[test]
 fn a_label_of_the_vm_is_added_to_its_pod_and_removed_again() {
     let (without, with) =
         (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));

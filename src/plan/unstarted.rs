@@ -85,6 +85,11 @@ fn containers_beside(pod: &Object) -> impl Iterator<Item = &Value> {
     containers(pod, "initContainers").filter(|container| container["restartPolicy"] == "Always")
 }
 
+/// The init containers that end before the guest starts.
+pub fn ended_before_guest(pod: &Object) -> impl Iterator<Item = &Value> {
+    containers(pod, "initContainers").filter(|container| container["restartPolicy"] != "Always")
+}
+
 fn containers<'a>(pod: &'a Object, field: &str) -> impl Iterator<Item = &'a Value> {
     pod.spec[field].as_array().into_iter().flatten()
 }

@@ -16,6 +16,8 @@ mod mended;
 mod page;
 #[path = "node/pages.rs"]
 mod pages;
+#[path = "node/reach.rs"]
+mod reach;
 #[path = "node/recipes.rs"]
 mod recipes;
 #[path = "support/spice.rs"]

@@ -91,7 +91,7 @@ async fn every_command_is_as_on_the_pages() {
     let _plugin = devices::Plugin::start(Cluster::with_node());
     let namespace = Cluster::with_node().namespace_called(PLACE).await;
     // The node has two CPUs.
-    let config = "/Manager:\n  /Controller:\n    /Reconciler: {cpuOvercommit: 10, ramOvercommit: 4, templateValues: {import: {images: [localhost/vm-demo-guest]}}}\n";
+    let config = "/Manager:\n  /Controller:\n    /Reconciler: {cpuOvercommit: 10, ramOvercommit: 4, runnerImages: [localhost/vm-runer], templateValues: {import: {images: [localhost/vm-demo-guest]}}}\n";
     namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
     let stage = Stage::on(namespace).await;
     prepare(&stage);
@@ -166,6 +166,8 @@ async fn commands_that_look(stage: &Stage, desk: &Desk) {
     .await;
     namespace.apply(&blank("lime", None, "Running").to_string());
     ready(stage, "lime", "ApplyFailed").await;
+    // A claim without a volume would be said, too.
+    wait_for(&stage.vms, "lime", conditions::STORAGE_READY, true).await;
     desk.types("explain").await;
     namespace.kubectl(&["delete", "quota", "few"]);
     namespace.kubectl(&["delete", "vm", "lime"]);

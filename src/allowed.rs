@@ -463,7 +463,7 @@ impl Check<'_> {
             if let Some(template) = volume_claim_template {
                 self.claim(&format!("{field}.volumeClaimTemplate"), template);
             }
-            if let Some(Cdrom { image }) = cdrom {
+            if let Some(Cdrom { image, name: _ }) = cdrom {
                 self.cd(&format!("{field}.cdrom.image"), image);
             }
         }

@@ -467,7 +467,7 @@ pub struct Machine {
     /// The disks and CD drives.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    #[x_kube(validation = Rule::new("self.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"))]
+    #[x_kube(validation = Rule::new("self.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"), validation = Rule::new("self.all(a, !has(a.cdrom) || !has(a.cdrom.name) || self.exists_one(b, has(b.cdrom) && has(b.cdrom.name) && b.cdrom.name == a.cdrom.name))").message("the names of the CD drives must be different"))]
     pub disks: Vec<Disk>,
     /// The display.
     #[serde(default)]
@@ -649,6 +649,10 @@ pub struct Cdrom {
     /// changed while the VM runs.
     #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"))]
     pub image: String,
+    /// A name that no other CD drive of the VM has. By it the drive keeps its place in the machine, whatever is added or taken out before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: Option<String>,
 }
 
 fn yes() -> bool {

@@ -12,6 +12,8 @@
 //! | with the parameters of an entry that was taken out | that entry: it comes back |
 //! | any other | nobody: it has a new number |
 
+use std::collections::BTreeSet;
+
 use crate::api::status::ListEntry;
 
 /// A recorded entry, and its number.
@@ -62,6 +64,20 @@ pub fn matched(recorded: &[Recorded], entries: &[ListEntry]) -> Vec<Option<u32>>
 
     let number = |of: Option<usize>| of.and_then(|of| used.get(of)).map(|recorded| recorded.number);
     matching.found.iter().map(|of| number(*of)).collect()
+}
+
+/// The slots of all entries: those that were found, and for each other one the slot of its position, or the first that is free. Slots of `former` entries
+/// are taken only if there are no others below `most`.
+pub fn fill(found: Vec<Option<u32>>, former: &BTreeSet<u32>, most: u32) -> Vec<u32> {
+    let mut used: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let mut free = |position: u32| {
+        let slots = || std::iter::once(position).chain(0..most);
+        let unused = slots().find(|slot| !used.contains(slot) && !former.contains(slot));
+        let slot = unused.or_else(|| slots().find(|slot| !used.contains(slot))).unwrap_or(position);
+        used.insert(slot);
+        slot
+    };
+    (0..).zip(found).map(|(position, slot)| slot.unwrap_or_else(|| free(position))).collect()
 }
 
 /// Which entry has which recorded one.

@@ -21,6 +21,7 @@ pub mod builtin;
 pub mod check;
 pub mod cloud_init;
 pub mod context;
+pub(crate) mod drives;
 mod error;
 pub mod functions;
 mod guest;

@@ -203,13 +203,24 @@ pub struct VmSection {
 }
 
 impl VmSection {
+    /// The disks in their order, each with its slot.
+    pub fn disks(&self) -> impl Iterator<Item = (u32, &Drive)> {
+        with_slots(self.drives.iter().filter(|drive| drive.cd().is_none()))
+    }
+
+    /// The CD drives in their order, each with its slot.
+    pub fn cds(&self) -> impl Iterator<Item = (u32, &Drive)> {
+        with_slots(self.drives.iter().filter(|drive| drive.cd().is_some()))
+    }
+
     /// The fields that matter only at QEMU's start, as JSON. The agent changes CPUs, memory, CDs and the logged in user in the running VM, and
     /// the machine role reads the powerdown timeout when it needs it.
     pub fn start_fields(&self) -> Map<String, Value> {
         let mut vm = self.clone();
         vm.drives.iter_mut().for_each(|drive| {
-            if let Drive::IdeCd { file, .. } = drive {
+            if let Drive::IdeCd { file, name, .. } = drive {
                 file.clear();
+                *name = None;
             }
         });
         vm.display.logged_in_user = None;
@@ -384,6 +395,9 @@ pub enum Drive {
         /// The serial number that the guest sees. Default: the disk's name in a VM that has started with such names, else none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         serial: Option<String>,
+        /// The slot, which gives the PCI address. Default: the position among the disks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
     },
     /// A disk: a file in QEMU's format qcow2, which may have a backing file.
     Qcow2 {
@@ -395,6 +409,9 @@ pub enum Drive {
         /// As with `raw`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         serial: Option<String>,
+        /// As with `raw`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
     },
     /// A CD drive.
     IdeCd {
@@ -404,6 +421,12 @@ pub enum Drive {
         /// not in the boot order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
+        /// The name, if the VM's spec gives one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The slot, which gives the SATA port. Default: the position among the CD drives.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slot: Option<u32>,
     },
 }
 
@@ -482,13 +505,59 @@ pub fn text(content: &[u8]) -> Option<String> {
     Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
 }
 
+/// The drives of one kind in their order, each with its slot.
+fn with_slots<'a>(drives: impl Iterator<Item = &'a Drive>) -> impl Iterator<Item = (u32, &'a Drive)> {
+    drives.enumerate().map(|(index, drive)| (drive.slot(index), drive))
+}
+
 impl Drive {
     /// The CD, if this is a CD drive; empty: no CD.
     pub fn cd(&self) -> Option<&str> {
         match self {
-            Self::IdeCd { file, bootindex: _ } => Some(file),
+            Self::IdeCd { file, .. } => Some(file),
             Self::Raw { .. } | Self::Qcow2 { .. } => None,
         }
+    }
+
+    /// The path of the disk's device or file, if this is a disk.
+    pub fn resource(&self) -> Option<&str> {
+        match self {
+            Self::Raw { resource, .. } | Self::Qcow2 { resource, .. } => Some(resource),
+            Self::IdeCd { .. } => None,
+        }
+    }
+
+    /// The Pod's volume that has the disk, if this is a disk of a volume: `NAME-disk` or `disk-N`.
+    pub fn volume(&self) -> Option<&str> {
+        let path = self.resource()?;
+        let in_file_system = || path.strip_prefix(paths::DISK_DIR)?.strip_prefix('/')?.split('/').next();
+        path.strip_prefix("/dev/").or_else(in_file_system)
+    }
+
+    /// The name, if this is a CD drive with one.
+    pub fn cd_name(&self) -> Option<&str> {
+        match self {
+            Self::IdeCd { name, .. } => name.as_deref(),
+            Self::Raw { .. } | Self::Qcow2 { .. } => None,
+        }
+    }
+
+    /// A hash of what a CD drive holds: by it a drive without a name is found again when others were taken out.
+    pub fn parameters(&self) -> String {
+        digest(self.cd().unwrap_or_default(), 8)
+    }
+
+    /// The slot of the drive that is the `index`th of its kind.
+    pub fn slot(&self, index: usize) -> u32 {
+        let (Self::Raw { slot, .. } | Self::Qcow2 { slot, .. } | Self::IdeCd { slot, .. }) = self;
+        slot.unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// Gives the drive that is the `index`th of its kind a slot. It is written only if it is not that of the position, as in the files of earlier
+    /// releases.
+    pub fn place(&mut self, index: usize, number: u32) {
+        let (Self::Raw { slot, .. } | Self::Qcow2 { slot, .. } | Self::IdeCd { slot, .. }) = self;
+        *slot = Some(number).filter(|number| usize::try_from(*number) != Ok(index));
     }
 }
 

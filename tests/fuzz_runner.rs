@@ -316,8 +316,8 @@ fn configuration_case(mutator: &mut Mutator, folders: &Folders) -> bool {
     assert!(vm.current_cpus > 0 && vm.current_cpus <= vm.maximum_cpus);
     let desired = Desired::from(&configuration);
     changes(&desired, &Actual::default());
-    for text in &desired.cds {
-        let _ = cd::check(text, &cd::folders(&configuration.config.cd_folders));
+    for cd in &desired.cds {
+        let _ = cd::check(&cd.text, &cd::folders(&configuration.config.cd_folders));
     }
     let observation = Observation {
         machine: Some(machine(&Phase::Running)),

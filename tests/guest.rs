@@ -123,6 +123,37 @@ fn a_network_keeps_its_addresses_when_the_one_before_it_is_taken_out() {
     assert_eq!(cards(&vm), both[1..]);
 }
 
+/// The guest boots from the second of two disks, and would not find it if its place were another one.
+#[test]
+fn a_guest_boots_from_a_disk_and_has_a_cd_when_those_before_them_are_taken_out() {
+    let mut vm = Vm::new(json!({ "firmware": "uefi" }), json!({}));
+    let cd = |file: &str| json!({ "type": "ide-cd", "file": vm.cd(file, 64) });
+    let cds = [cd("first.iso"), cd("second.iso")];
+    let drives = vm.config["vm"]["drives"].as_array_mut().unwrap();
+    drives.swap(0, 1);
+    drives.extend(cds);
+    vm.write_config();
+    let start = |vm: &Vm, drive: &str| {
+        let mut runner = vm.start("all");
+        runner.console("guest: up");
+        let file = vm.cd("third.iso", 64);
+        vm.change(|config| config["vm"]["drives"].as_array_mut().unwrap().last_mut().unwrap()["file"] = json!(file));
+        runner.logs(&format!("changed change=\"Insert {{ id: \\\"{drive}\\\""));
+        runner.signal("TERM");
+        runner.ends_well("PoweredDown");
+    };
+    start(&vm, "cd1");
+    // What the manager writes then.
+    let drives = vm.config["vm"]["drives"].as_array_mut().unwrap();
+    drives.remove(2);
+    drives.remove(0);
+    for drive in drives {
+        drive["slot"] = json!(1);
+    }
+    vm.write_config();
+    start(&vm, "cd1");
+}
+
 /// A web server that ends when it is dropped.
 struct Server {
     process: Child,

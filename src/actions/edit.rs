@@ -48,7 +48,7 @@ pub enum Edit {
         /// The CD, as in `spec.vm.disks[].cdrom.image`; empty: none.
         image: String,
         /// The drive, counted from 0. `None`: the only one.
-        drive: Option<usize>,
+        drive: Option<String>,
     },
     /// Another disk.
     AddDisk {
@@ -129,8 +129,10 @@ impl About {
             Self::Cpus => path == "config.yaml/vm.currentCpus",
             Self::Ram => path == "config.yaml/vm.maximumRam" && effect == Effect::NextStart,
             // A long value is left out.
-            Self::Drive(number) => pending.current.as_ref().and_then(Value::as_array).is_some_and(|drives| {
-                of_drives && drives.iter().filter(|drive| drive["type"] == "ide-cd").count() <= *number
+            Self::Drive(number) => pending.current.as_ref().is_some_and(|now| {
+                let slots = pending.wanted.as_ref().map(cd_slots).unwrap_or_default();
+                let slot = slots.get(*number).copied().unwrap_or(*number as u64);
+                of_drives && !cd_slots(now).contains(&slot)
             }),
             Self::Disk { volume, grows } => (of_drives && !grows) || path.contains(&format!("[{volume}]")),
         }
@@ -143,6 +145,13 @@ impl About {
             Self::Cpus | Self::Ram | Self::Drive(_) => None,
         }
     }
+}
+
+/// The slots of the CD drives in the drives of a configuration, in their order.
+fn cd_slots(drives: &Value) -> Vec<u64> {
+    let drives = drives.as_array().into_iter().flatten();
+    let slots = (0..).zip(drives.filter(|drive| drive["type"] == "ide-cd"));
+    slots.map(|(position, drive)| drive["slot"].as_u64().unwrap_or(position)).collect()
 }
 
 /// Whether the guest has the CPUs or the memory that its spec wants now. A CD counts as there when the runner has read that it should be.
@@ -180,8 +189,8 @@ pub enum Refusal {
     NoDrive,
     #[error("it has {0} CD drives")]
     WhichDrive(usize),
-    #[error("it has no CD drive {drive}: its drives are 0 to {last}")]
-    NoSuchDrive { drive: usize, last: usize },
+    #[error("it has no CD drive {drive}; it has {drives}")]
+    NoSuchDrive { drive: String, drives: String },
     #[error("it has a disk {0} already")]
     DiskExists(String),
     #[error("it has no disk {disk}{}", if known.is_empty() { String::new() } else { format!("; it has {}", known.join(", ")) })]
@@ -209,7 +218,7 @@ pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: 
     let change = match edit {
         Edit::Cpus { number, raise } => cpus(vm, *number, *raise)?,
         Edit::Ram { size, raise } => ram(vm, size, *raise)?,
-        Edit::Cd { image, drive } => cd(disks(), image, *drive)?,
+        Edit::Cd { image, drive } => cd(disks(), image, drive.as_deref())?,
         Edit::AddDisk { size, name, class } => add_disk(vm, disks(), size, name.as_deref(), class.as_deref())?,
         Edit::GrowDisk { disk, size } => grow_disk(vm, disks(), disk, size)?,
     };
@@ -299,15 +308,22 @@ fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Ref
     ))
 }
 
-fn cd(mut disks: Vec<Value>, image: &str, drive: Option<usize>) -> Result<Changed, Refusal> {
+/// `drive`: its name, or its number among the CD drives.
+fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed, Refusal> {
     let mut drives: Vec<&mut Value> = disks.iter_mut().filter_map(|disk| disk.get_mut("cdrom")).collect();
     let count = drives.len();
     let at = match (drive, count) {
         (_, 0) => return Err(Refusal::NoDrive),
         (None, 1) => 0,
         (None, count) => return Err(Refusal::WhichDrive(count)),
-        (Some(drive), count) if drive >= count => return Err(Refusal::NoSuchDrive { drive, last: count - 1 }),
-        (Some(drive), _) => drive,
+        (Some(drive), _) => {
+            let named = drives.iter().position(|it| it["name"] == drive);
+            let numbered = || drive.parse().ok().filter(|number| *number < count);
+            let name = |(at, it): (usize, &&mut Value)| it["name"].as_str().map_or(at.to_string(), str::to_owned);
+            let names = || drives.iter().enumerate().map(name).collect::<Vec<_>>().join(", ");
+            let refusal = || Refusal::NoSuchDrive { drive: drive.to_owned(), drives: names() };
+            named.or_else(numbered).ok_or_else(refusal)?
+        }
     };
     let Some(drive) = drives.get_mut(at) else { return Err(Refusal::NoDrive) };
     let before = drive["image"].as_str().unwrap_or_default().to_owned();

@@ -19,6 +19,7 @@ use super::{
     },
     network::MOST_NETWORKS,
     schema,
+    status::{CdIdentity, DiskIdentity},
 };
 
 /// The conditions that runners report.
@@ -295,6 +296,17 @@ fn users(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "maxItems": MOST_USERS, "items": text(LONGEST_TEXT) })
 }
 
+/// An entry of a list that has at most so many.
+fn entry(most: u32, what: &str) -> Value {
+    json!({
+        "type": "object", "required": ["position", "parameters"], "description": what,
+        "properties": {
+            "position": { "type": "integer", "minimum": 0, "maximum": most - 1, "description": "How many entries were before it." },
+            "parameters": { "type": "string", "pattern": "^[0-9a-f]{1,64}$", "description": "A hash of what it was." },
+        },
+    })
+}
+
 fn identity(_: &mut SchemaGenerator) -> Schema {
     let word = |most: &str, what: &str| json!({ "type": "string", "pattern": format!("^[0-9A-Za-z._-]{{1,{most}}}$"), "description": what });
     json_schema!({
@@ -315,13 +327,32 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
                         "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
                         "mac": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$", "description": "The MAC address." },
                         "slot": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "The slot, which gives the PCI address." },
-                        "entry": {
-                            "type": "object", "required": ["position", "parameters"], "description": "The entry in `spec.vm.networks` as it was.",
-                            "properties": {
-                                "position": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "How many networks were before it." },
-                                "parameters": { "type": "string", "pattern": "^[0-9a-f]{1,64}$", "description": "A hash of what it was." },
-                            },
-                        },
+                        "entry": entry(MOST_NETWORKS, "The entry in `spec.vm.networks` as it was."),
+                    },
+                },
+            },
+            "disks": {
+                "type": "array", "maxItems": DiskIdentity::MOST,
+                "description": "What each disk keeps for the next start.",
+                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                "items": {
+                    "type": "object", "required": ["name", "slot"],
+                    "properties": {
+                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "The name of its volume in the Pod." },
+                        "slot": { "type": "integer", "minimum": 0, "maximum": DiskIdentity::MOST - 1, "description": "The slot, which gives the PCI address." },
+                    },
+                },
+            },
+            "cds": {
+                "type": "array", "maxItems": CdIdentity::MOST,
+                "description": "What each CD drive keeps for the next start.",
+                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["slot"],
+                "items": {
+                    "type": "object", "required": ["slot", "entry"],
+                    "properties": {
+                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
+                        "slot": { "type": "integer", "minimum": 0, "maximum": CdIdentity::MOST - 1, "description": "The slot, which gives the SATA port." },
+                        "entry": entry(CdIdentity::MOST, "The drive in the list of CD drives, and the CD in it, as they were."),
                     },
                 },
             },

@@ -188,6 +188,16 @@ fn network_identities(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<NetworkIdentity>(generator, &["slot"])
 }
 
+/// The disks as a map by `name`.
+fn disk_identities(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<DiskIdentity>(generator, &["name"])
+}
+
+/// The CD drives as a map by `slot`.
+fn cd_identities(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<CdIdentity>(generator, &["slot"])
+}
+
 /// Findings about one claim as a map by `reason`.
 fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimFinding>(generator, &["reason"])
@@ -376,6 +386,14 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "network_identities")]
     pub networks: Vec<NetworkIdentity>,
+    /// What each disk keeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "disk_identities")]
+    pub disks: Vec<DiskIdentity>,
+    /// What each CD drive keeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "cd_identities")]
+    pub cds: Vec<CdIdentity>,
     /// QEMU's machine type with its version, such as `pc-q35-7.2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
@@ -442,13 +460,50 @@ pub struct NetworkIdentity {
     pub entry: ListEntry,
 }
 
+/// What a disk keeps from one start to the next.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskIdentity {
+    /// The name of its volume in the Pod: `NAME-disk`, or `disk-N`.
+    #[schemars(regex(pattern = "^[0-9a-z-]{1,63}$"))]
+    pub name: String,
+    /// The slot, which gives the PCI address.
+    #[schemars(range(max = 63))]
+    pub slot: u32,
+}
+
+impl DiskIdentity {
+    /// The most disks of a VM: eight PCI slots with eight functions each.
+    pub const MOST: u32 = 64;
+}
+
+/// What a CD drive keeps from one start to the next.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CdIdentity {
+    /// Its name, if the spec gives it one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9a-z-]{1,63}$"))]
+    pub name: Option<String>,
+    /// The slot, which gives the SATA port.
+    #[schemars(range(max = 5))]
+    pub slot: u32,
+    /// The drive in the list of CD drives, and the CD in it, as they were.
+    pub entry: ListEntry,
+}
+
+impl CdIdentity {
+    /// The most CD drives of a VM: the SATA controller of q35 has six ports.
+    pub const MOST: u32 = 6;
+}
+
 /// An entry of a list of the spec, by which it is found again after the list was edited.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ListEntry {
-    /// How many entries are before it; of a disk, entries with a claim.
+    /// How many entries are before it; of a disk, entries with a claim; of a CD drive, other CD drives.
     pub position: u32,
-    /// A hash of what it is; of a disk, the spec of its `volumeClaimTemplate`.
+    /// A hash of what it is; of a disk, the spec of its `volumeClaimTemplate`; of a CD drive, its CD.
     #[schemars(regex(pattern = "^[0-9a-f]{1,64}$"))]
     pub parameters: String,
 }

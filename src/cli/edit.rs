@@ -64,9 +64,9 @@ pub(super) enum Set {
         /// Take the CD out.
         #[arg(long)]
         eject: bool,
-        /// Which of several drives, counted from 0.
-        #[arg(long, value_name = "N")]
-        drive: Option<usize>,
+        /// Which of several drives: its name, or its number, counted from 0.
+        #[arg(long, value_name = "DRIVE")]
+        drive: Option<String>,
         #[command(flatten)]
         common: Options,
     },
@@ -144,11 +144,11 @@ pub(super) async fn set(command: &Set, output: &mut Output<'_>) -> Result<Exit, 
             common.run(vms, &Edit::Ram { size: quantity(size)?, raise: raise.raise_maximum }, output).await
         }
         Set::Cd { words, eject: true, drive, common } => {
-            common.run(words, &Edit::Cd { image: String::new(), drive: *drive }, output).await
+            common.run(words, &Edit::Cd { image: String::new(), drive: drive.clone() }, output).await
         }
         Set::Cd { words, eject: false, drive, common } => {
             let (vms, [image]) = split(words, ["the CD, or give --eject"])?;
-            common.run(vms, &Edit::Cd { image: image.clone(), drive: *drive }, output).await
+            common.run(vms, &Edit::Cd { image: image.clone(), drive: drive.clone() }, output).await
         }
     }
 }
@@ -339,7 +339,7 @@ fn help(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Git { .. } => format!("{refusal}, or give --yes to do it until the next sync"),
         Refusal::OverMaximum { .. } => format!("{refusal}; --raise-maximum raises that too, which takes a restart"),
-        Refusal::WhichDrive(_) => format!("{refusal}; say which by --drive, counted from 0"),
+        Refusal::WhichDrive(_) => format!("{refusal}; say which by --drive: its name, or its number, counted from 0"),
         Refusal::DiskExists(_) => format!("{refusal}; give another --name, or make it larger: kubectl vm grow disk"),
         Refusal::Deleted
         | Refusal::Unreadable(_)

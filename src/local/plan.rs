@@ -186,13 +186,17 @@ fn drives(of_pod: &[Drive], objects: &Objects, options: &Options, notes: &mut Ve
     let mut is_first = true;
     for drive in of_pod {
         let drive = match drive {
-            Drive::IdeCd { file, bootindex } => {
-                Drive::IdeCd { file: cd(file, &options.cd_folders), bootindex: *bootindex }
-            }
-            Drive::Raw { resource, bootindex, size, serial } => {
+            Drive::IdeCd { file, bootindex, name, slot } => Drive::IdeCd {
+                file: cd(file, &options.cd_folders),
+                bootindex: *bootindex,
+                name: name.clone(),
+                slot: *slot,
+            },
+            Drive::Raw { resource, bootindex, size, serial, slot } => {
                 let claim = objects.claim(resource)?;
                 let size = size.or(claims::requested_size(&claim.spec)).unwrap_or(DEFAULT_SIZE);
-                let disk = Disk { volume: &claim.volume, bootindex: *bootindex, size, serial: serial.as_deref() };
+                let disk =
+                    Disk { volume: &claim.volume, bootindex: *bootindex, size, serial: serial.as_deref(), slot: *slot };
                 let drive = disk.drive(options, std::mem::take(&mut is_first), &mut found.overlay)?;
                 notes.extend(disk.note_if_empty(&drive, of_pod, options));
                 drive
@@ -226,18 +230,20 @@ struct Disk<'a> {
     bootindex: Option<u32>,
     size: u64,
     serial: Option<&'a str>,
+    slot: Option<u32>,
 }
 
 impl Disk<'_> {
     /// The disk's file. The first disk is over an image if the user gives one, or has given one before.
     fn drive(&self, options: &Options, is_first: bool, overlay: &mut Option<Overlay>) -> Result<Drive, Error> {
-        let Self { volume, bootindex, size, serial } = *self;
+        let Self { volume, bootindex, size, serial, slot } = *self;
         let serial = serial.map(str::to_owned);
         let (raw, qcow2) = (format!("{volume}.img"), format!("{volume}.qcow2"));
         let path = |name: &str| disks_dir(&options.dir).join(name);
         let exists = options.existing.contains(&qcow2);
         if !(exists || is_first && options.has_image) {
-            return Ok(Drive::Raw { resource: path(&raw).display().to_string(), bootindex, size: Some(size), serial });
+            let resource = path(&raw).display().to_string();
+            return Ok(Drive::Raw { resource, bootindex, size: Some(size), serial, slot });
         }
         if options.existing.contains(&raw) {
             return Err(Error::DiskWithoutImage(path(&raw)));
@@ -245,7 +251,7 @@ impl Disk<'_> {
         let file = path(&qcow2);
         let resource = file.display().to_string();
         *overlay = Some(Overlay { file, exists, size });
-        Ok(Drive::Qcow2 { resource, bootindex, serial })
+        Ok(Drive::Qcow2 { resource, bootindex, serial, slot })
     }
 
     /// A note if this is a new disk, and nothing could put a system on it.

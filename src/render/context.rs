@@ -175,8 +175,9 @@ pub(super) fn build(
     let mut cloud_init = files.transpose()?;
     let image = RunnerImage::of(vm, config);
     let reader = Reader::of(observed, &config.allowed.legacy_runner_images, image.legacy);
-    let with =
-        |section| ConfigFile { runner: runner_config(vm, disks::drives(&disks), section, config.cd_folders.clone()) };
+    let with = |section| ConfigFile {
+        runner: runner_config(vm, disks::drives(vm, &disks), section, config.cd_folders.clone()),
+    };
     if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
         files.runner_config = Some(legacy::configuration(&with(section.clone()))?);
     }

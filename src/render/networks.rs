@@ -88,16 +88,8 @@ fn slots(recorded: &[NetworkIdentity], networks: &[NetworkSection], reuses: bool
         }
     }
     by_neighbours(&left, networks, &mut found);
-    let mut used: BTreeSet<u32> = found.iter().flatten().copied().collect();
-    let former: BTreeSet<u32> = left.iter().map(|it| it.slot).filter(|_| !reuses).collect();
-    let mut free = |position: u32| {
-        let slots = || std::iter::once(position).chain(0..MOST_NETWORKS);
-        let unused = slots().find(|slot| !used.contains(slot) && !former.contains(slot));
-        let slot = unused.or_else(|| slots().find(|slot| !used.contains(slot))).unwrap_or(position);
-        used.insert(slot);
-        slot
-    };
-    (0..).zip(found).map(|(position, slot)| slot.unwrap_or_else(|| free(position))).collect()
+    let former = left.iter().map(|it| it.slot).filter(|_| !reuses).collect();
+    entries::fill(found, &former, MOST_NETWORKS)
 }
 
 /// The first line of the table.

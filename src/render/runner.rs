@@ -6,7 +6,7 @@ use kube::ResourceExt;
 
 use super::networks;
 use crate::{
-    api::{CpuTopology, VirtualMachine, status::Identity},
+    api::{Cdrom, CpuTopology, VirtualMachine, status::Identity},
     runner_config::{
         CloudInitSection, DisplaySection, Drive, RunnerConfig, SpiceSection, VmSection, VncSection, paths,
     },
@@ -77,8 +77,8 @@ fn identity(vm: &VirtualMachine) -> Option<&Identity> {
 }
 
 /// The drive of a CD. `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.
-pub fn cd_drive(image: &str, bootindex: Option<u32>) -> Drive {
-    Drive::IdeCd { file: cd_file(image), bootindex }
+pub fn cd_drive(cdrom: &Cdrom, bootindex: Option<u32>) -> Drive {
+    Drive::IdeCd { file: cd_file(&cdrom.image), bootindex, name: cdrom.name.clone(), slot: None }
 }
 
 pub(super) fn cd_file(image: &str) -> String {
@@ -131,8 +131,9 @@ mod tests {
                 bootindex: Some(0),
                 size: Some(1 << 30),
                 serial: None,
+                slot: None,
             },
-            cd_drive("/home/alice/Fedora.iso", None),
+            cd_drive(&Cdrom { image: "/home/alice/Fedora.iso".into(), name: None }, None),
         ];
         let config = runner_config(&vm, drives.clone(), cloud_init::section(&vm).unwrap(), vec![]);
         let text = serde_yaml::to_string(&ConfigFile { runner: config.clone() }).unwrap();

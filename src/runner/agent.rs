@@ -20,8 +20,8 @@ use super::{
     cd::Answer,
     cd_drive,
     changes::{
-        Actual, Change, CpuRule, Desired, Guest, Media, cd_drives, changes, must_ask, pending, present, refused_media,
-        refused_reboot, taken_back,
+        Actual, Change, CpuRule, Desired, Guest, Media, WantedCd, cd_drives, changes, must_ask, pending, present,
+        refused_media, refused_reboot, taken_back,
     },
     config::{self, Configuration},
     control::MediaQuestion,
@@ -32,7 +32,7 @@ use super::{
     login::{LoginPort, LoginState},
     qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewers},
     relay::RelayState,
-    report::{Observation, Panic, Report},
+    report::{self, Observation, Panic, Report},
     runtime_dir::RuntimeDir,
     session::{Session, clock_answer, ended, guest_answer, login_line, media_answer, time_of},
     state::{MachineState, Orders, PasswordEnd, Phase},
@@ -252,15 +252,15 @@ impl Agent {
                 if let Some(session) = session
                     && let Some(question) = session.media_question.take()
                 {
-                    let media = Media { texts: question.texts.clone(), answers };
+                    let media = Media { cds: question.cds.clone(), answers };
                     self.take_up_media(media, session).await;
                 }
             }
             Input::AskAboutMedia => {
                 if let Some(session) = session {
                     session.media_again = None;
-                    let texts = session.actual.media.texts.clone();
-                    self.ask_about_cds(texts, session);
+                    let cds = session.actual.media.cds.clone();
+                    self.ask_about_cds(cds, session);
                 }
             }
             Input::DiskIsMended => {
@@ -303,6 +303,7 @@ impl Agent {
         let Configuration { config, digest, .. } = &self.options.configuration;
         let machine = self.observation.machine.as_ref();
         let cpus = self.observation.cpus;
+        self.observation.cds = machine.map(|machine| report::cds(machine, &config.vm)).unwrap_or_default();
         self.observation.pending =
             machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
         // What the machine role says of the CDs is a part of what the configuration has become.
@@ -579,11 +580,11 @@ impl Agent {
     }
 
     /// Asks the machine role what the CDs are, if it is not being asked about the same.
-    fn ask_about_cds(&self, texts: Vec<String>, session: &mut Session) {
-        if session.media_question.as_ref().is_some_and(|question| question.texts == texts) {
+    fn ask_about_cds(&self, cds: Vec<WantedCd>, session: &mut Session) {
+        if session.media_question.as_ref().is_some_and(|question| question.cds == cds) {
             return;
         }
-        session.media_question = Some(MediaQuestion::ask(&self.options.runtime, texts));
+        session.media_question = Some(MediaQuestion::ask(&self.options.runtime, cds));
     }
 
     /// Takes up the answer about the CDs. What is refused now may be there later.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     api::{Firmware, PendingChange},
-    runner_config::{Drive, VmSection},
+    runner_config::VmSection,
 };
 
 /// The part of the configuration that can change while QEMU runs.
@@ -25,14 +25,23 @@ pub struct Desired {
     pub ram: u64,
     /// The password of the display, if there is a display and it has one.
     pub password: Option<DisplayPassword>,
-    /// The CDs in the drives, in the order of the drives, as the configuration names them. Empty: an empty drive.
-    pub cds: Vec<String>,
+    /// The CDs in the drives, in the order of the drives.
+    pub cds: Vec<WantedCd>,
     /// The counter of resets. If it is higher than before, the agent resets the VM.
     pub reset_counter: u64,
     /// The counter of reboots. If it is higher than before, the agent asks the guest to reboot.
     pub reboot_counter: u64,
     /// Whether the guest is paused.
     pub paused: bool,
+}
+
+/// What a CD drive of the configuration holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedCd {
+    /// The drive's slot.
+    pub slot: u32,
+    /// The CD as the configuration names it. Empty: none.
+    pub text: String,
 }
 
 /// The password of a display.
@@ -55,7 +64,10 @@ impl From<&Configuration> for Desired {
                 .open_protocol()
                 .zip(password.clone())
                 .map(|(protocol, password)| DisplayPassword { protocol, password }),
-            cds: vm.drives.iter().filter_map(Drive::cd).map(str::to_owned).collect(),
+            cds: vm
+                .cds()
+                .map(|(slot, drive)| WantedCd { slot, text: drive.cd().unwrap_or_default().to_owned() })
+                .collect(),
             reset_counter: config.reset_counter,
             reboot_counter: config.reboot_counter,
             paused: config.paused,
@@ -66,7 +78,7 @@ impl From<&Configuration> for Desired {
 /// A CD drive of the running QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CdDrive {
-    /// The name of its device in the QEMU template: `cd` and its position among the CD drives.
+    /// The name of its device in the QEMU template: `cd` and its slot.
     pub id: String,
     /// The CD in it. `None`: the drive is empty.
     pub inserted: Option<Inserted>,
@@ -84,8 +96,8 @@ pub struct Inserted {
 /// What the CDs of the configuration are, as the machine role has answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Media {
-    /// The CDs that it was asked about, in the order of the drives. Empty: an empty drive.
-    pub texts: Vec<String>,
+    /// The CDs that it was asked about, in the order of the drives.
+    pub cds: Vec<WantedCd>,
     /// What they are, or why they are refused.
     pub answers: Vec<Answer>,
 }
@@ -364,7 +376,7 @@ pub fn refused_reboot(desired: &Desired, actual: &Actual) -> Option<String> {
 
 /// Whether the machine role must be asked what the CDs of the configuration are.
 pub fn must_ask(desired: &Desired, actual: &Actual) -> bool {
-    actual.media.texts != desired.cds
+    actual.media.cds != desired.cds
 }
 
 /// The CDs that the machine role has refused, each as a sentence.
@@ -379,9 +391,9 @@ pub fn refused_media(actual: &Actual) -> Vec<String> {
 /// The CD drives that QEMU has, each with the CD that it should hold, and what is known about that (`None`: the drive should be empty). A
 /// drive that QEMU does not have yet is a pending change.
 fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &str, Option<&Answer>)> {
-    let media = actual.media.texts.iter().zip(&actual.media.answers).enumerate();
-    media.filter_map(|(number, (text, answer))| {
-        let drive = actual.cds.iter().find(|drive| drive.id == format!("cd{number}"))?;
+    let media = actual.media.cds.iter().zip(&actual.media.answers);
+    media.filter_map(|(WantedCd { slot, text }, answer)| {
+        let drive = actual.cds.iter().find(|drive| drive.id == format!("cd{slot}"))?;
         Some((drive, text.as_str(), Some(answer).filter(|_| !text.is_empty())))
     })
 }

@@ -136,7 +136,7 @@ struct Context<'a> {
     firmware: FirmwareContext<'a>,
     slots: Slots,
     root_ports: Vec<RootPort>,
-    /// Devices that do nothing, in PCI slots of networks whose first function no network has: a guest would not look at the others.
+    /// Devices that do nothing, in PCI slots of networks or disks whose first function none of them has: a guest would not look at the others.
     fillers: Vec<RootPort>,
     /// Whether several disks, and several networks, share a PCI slot.
     shared_slots: bool,
@@ -278,11 +278,11 @@ pub fn qemu(
             )));
         }
     }
-    // A template without them would hide networks from the guest.
+    // A template without them would hide networks and disks from the guest.
     for RootPort { id, .. } in &context.fillers {
         if !arguments.iter().any(|argument| argument.contains(id.as_str())) {
             return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not have the device {id}, without which the guest sees no network in that PCI slot: see how the \
+                "the QEMU template {name} does not have the device {id}, without which the guest sees no device in that PCI slot: see how the \
                  built-in template writes `fillers`"
             )));
         }
@@ -316,13 +316,14 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
-    let addresses = Addresses { hardware, networks: network_slots(&vm.network) };
-    let DriveContexts { disks, cds } = drives(&vm.drives, prepared, addresses)?;
+    let addresses = Addresses { hardware, networks: slots_in_use(network_slots(&vm.network)) };
+    let DriveContexts { disks, cds } = drives(vm, prepared, addresses)?;
+    let disk_slots = slots_in_use(vm.disks().map(|(slot, _)| slot));
     let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
         let (first, last) = LEGACY_SLOTS;
-        check_number("networks and disks", addresses.networks.max(1) + disks.len(), last - first)?;
+        check_number("networks and disks", addresses.networks.max(1) + disk_slots, last - first)?;
     }
     Ok(Context {
         vm: match &prepared.rtc_base {
@@ -331,9 +332,9 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         },
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
-        slots: Slots::of(hardware, addresses.networks, disks.len()),
+        slots: Slots::of(hardware, addresses.networks, disk_slots),
         root_ports: if hardware == Hardware::RootPorts { root_ports() } else { Vec::new() },
-        fillers: if hardware == Hardware::Legacy { Vec::new() } else { fillers(&vm.network) },
+        fillers: if hardware == Hardware::Legacy { Vec::new() } else { fillers(vm) },
         shared_slots: hardware != Hardware::Legacy,
         tpm_device: match hardware {
             Hardware::RootPorts | Hardware::Standard => "tpm-crb",
@@ -414,13 +415,13 @@ fn networks<'a>(
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
     }
     vm.network.iter().filter_map(NetworkSection::mac).try_for_each(check_mac)?;
-    check_slots(&vm.network)?;
+    check_slots("network", network_slots(&vm.network), NETWORK_ADDRESSES)?;
     let networks: Vec<_> = vm
         .network
         .iter()
         .zip(macs(&vm.network, uuid, addresses.hardware))
         .enumerate()
-        .map(|(index, (network, mac))| network_context(slot(network, index), network, mac, addresses, pod))
+        .map(|(at, (network, mac))| network_context(as_index(network.slot(at)), network, mac, addresses, pod))
         .collect();
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
@@ -428,27 +429,28 @@ fn networks<'a>(
     Ok(networks)
 }
 
-/// The slot of the `index`th network, as an index of addresses.
-fn slot(network: &NetworkSection, index: usize) -> usize {
-    usize::try_from(network.slot(index)).unwrap_or(usize::MAX)
+fn network_slots(networks: &[NetworkSection]) -> impl Iterator<Item = u32> {
+    networks.iter().enumerate().map(|(index, network)| network.slot(index))
 }
 
-fn slots(networks: &[NetworkSection]) -> impl Iterator<Item = usize> {
-    networks.iter().enumerate().map(|(index, network)| slot(network, index))
+/// How many slots of a kind there are up to the last one, used or not.
+fn slots_in_use(slots: impl Iterator<Item = u32>) -> usize {
+    slots.max().map_or(0, |last| as_index(last).saturating_add(1))
 }
 
-/// How many slots of networks there are, used or not.
-fn network_slots(networks: &[NetworkSection]) -> usize {
-    slots(networks).max().map_or(0, |last| last.saturating_add(1))
+/// A slot as an index of addresses.
+fn as_index(slot: u32) -> usize {
+    usize::try_from(slot).unwrap_or(usize::MAX)
 }
 
-fn check_slots(networks: &[NetworkSection]) -> Result<(), Error> {
-    let mut slots: Vec<usize> = slots(networks).collect();
+/// A template could give two devices one address, and an address that no bus has.
+fn check_slots(kind: &str, slots: impl Iterator<Item = u32>, most: usize) -> Result<(), Error> {
+    let mut slots: Vec<usize> = slots.map(as_index).collect();
     slots.sort_unstable();
-    if slots.last().is_some_and(|last| *last >= NETWORK_ADDRESSES) || slots.windows(2).any(|pair| pair[0] == pair[1]) {
+    if slots.last().is_some_and(|last| *last >= most) || slots.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(Error::Unsupported(format!(
-            "each network needs a slot of its own, from 0 to {}, and these are {slots:?}",
-            NETWORK_ADDRESSES - 1
+            "each {kind} needs a slot of its own, from 0 to {}, and these are {slots:?}",
+            most - 1
         )));
     }
     Ok(())
@@ -475,9 +477,14 @@ struct DriveContexts<'a> {
     cds: Vec<CdContext<'a>>,
 }
 
-/// Names and addresses the drives by their position among the drives of the same type.
-fn drives<'a>(drives: &'a [Drive], prepared: &'a Prepared, addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
+/// Names and addresses the drives by their slots.
+fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
     let Prepared { block_devices, media, names_disks, .. } = prepared;
+    let drives = &vm.drives;
+    check_number("disks", vm.disks().count(), DISK_ADDRESSES)?;
+    check_number("CD drives", vm.cds().count(), CD_PORTS)?;
+    check_slots("disk", vm.disks().map(|(slot, _)| slot), DISK_ADDRESSES)?;
+    check_slots("CD drive", vm.cds().map(|(slot, _)| slot), CD_PORTS)?;
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
@@ -490,33 +497,32 @@ fn drives<'a>(drives: &'a [Drive], prepared: &'a Prepared, addresses: Addresses)
     for (place, drive) in (0..).zip(drives) {
         let by_place = if has_boot_order { None } else { Some(place) };
         match drive {
-            Drive::Raw { resource, bootindex, serial, size: _ } | Drive::Qcow2 { resource, bootindex, serial } => {
-                let index = disks.len();
+            Drive::Raw { resource, bootindex, serial, .. } | Drive::Qcow2 { resource, bootindex, serial, .. } => {
+                let at = disks.len();
+                let slot = drive.slot(at);
                 disks.push(DiskContext {
-                    id: format!("disk{index}"),
+                    id: format!("disk{slot}"),
                     path: resource,
                     format: format(drive),
-                    block: block_devices.get(index).copied().unwrap_or_default(),
+                    block: block_devices.get(at).copied().unwrap_or_default(),
                     bootindex: bootindex.or(by_place),
-                    address: addresses.disk(index),
+                    address: addresses.disk(as_index(slot)),
                     serial: serial.clone().or_else(|| names_disks.then(|| default_serial(resource)).flatten()),
                 });
             }
-            Drive::IdeCd { bootindex, file: _ } => {
-                let index = cds.len();
-                let medium = media.get(index).and_then(Option::as_ref);
+            Drive::IdeCd { bootindex, .. } => {
+                let slot = drive.slot(cds.len());
+                let medium = media.get(cds.len()).and_then(Option::as_ref);
                 cds.push(CdContext {
-                    id: format!("cd{index}"),
+                    id: format!("cd{slot}"),
                     image: medium.map(Medium::text),
                     protocol: medium.and_then(Medium::protocol),
                     bootindex: bootindex.or(by_place),
-                    bus: format!("ide.{index}"),
+                    bus: format!("ide.{slot}"),
                 });
             }
         }
     }
-    check_number("disks", disks.len(), DISK_ADDRESSES)?;
-    check_number("CD drives", cds.len(), CD_PORTS)?;
     Ok(DriveContexts { disks, cds })
 }
 
@@ -593,7 +599,7 @@ pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<
             free
         }
     };
-    networks.iter().enumerate().map(|(index, network)| mac((slot(network, index), network))).collect()
+    networks.iter().enumerate().map(|(index, network)| mac((as_index(network.slot(index)), network))).collect()
 }
 
 /// A MAC address for a network that has none in the configuration. It is the same at each start, and differs from those of other VMs;

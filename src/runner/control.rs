@@ -28,6 +28,7 @@ use tracing::{debug, warn};
 
 use super::{
     cd::{self, Answer},
+    changes::WantedCd,
     config,
     ctl::{Reply, Task},
     lines::JsonLines,
@@ -214,20 +215,21 @@ pub async fn carry_out(runtime: &RuntimeDir, task: Task) -> io::Result<Reply> {
 
 /// A question what CDs are, which is asked in a task of its own: the machine role may have to wait for a server. The task ends with this.
 pub struct MediaQuestion {
-    /// The CDs, as the configuration names them.
-    pub texts: Vec<String>,
+    /// The CDs.
+    pub cds: Vec<WantedCd>,
     task: JoinHandle<Vec<Answer>>,
 }
 
 impl MediaQuestion {
     /// Asks the machine role. If it does not answer, all CDs are refused.
-    pub fn ask(runtime: &RuntimeDir, texts: Vec<String>) -> Self {
-        let (runtime, asked) = (runtime.clone(), texts.clone());
+    pub fn ask(runtime: &RuntimeDir, cds: Vec<WantedCd>) -> Self {
+        let asked: Vec<String> = cds.iter().map(|cd| cd.text.clone()).collect();
+        let runtime = runtime.clone();
         let task = tokio::spawn(async move {
             let refuse = |error| vec![Err(format!("the machine role does not answer: {error}")); asked.len()];
             media_of(&runtime, asked.clone()).await.unwrap_or_else(refuse)
         });
-        Self { texts, task }
+        Self { cds, task }
     }
 
     /// The answers, in the order of the CDs.

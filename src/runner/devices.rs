@@ -3,10 +3,7 @@
 use serde_json::Value;
 
 use super::state::Helper;
-use crate::{
-    api::Reason,
-    runner_config::{Drive, VmSection, paths::DISK_DIR},
-};
+use crate::{api::Reason, runner_config::VmSection};
 
 /// A device that does not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,22 +70,17 @@ pub fn failed_disks(blocks: &Value, vm: &VmSection) -> Vec<Problem> {
         };
         // The device's name, or a path in QEMU's object tree with it.
         let device = block["qdev"].as_str()?;
-        let number = device.split('/').find_map(|part| part.strip_prefix("disk")?.parse().ok());
-        let name = number.and_then(|number| disk_name(number, vm)).unwrap_or_else(|| device.to_owned());
+        let slot = device.split('/').find_map(|part| part.strip_prefix("disk")?.parse().ok());
+        let name = slot.and_then(|slot| disk_name(slot, vm)).unwrap_or_else(|| device.to_owned());
         Some(Problem::Disk { name, is_full })
     };
     blocks.as_array().into_iter().flatten().filter_map(problem).collect()
 }
 
-/// The name of the disk with this number as people know it: that of the Pod's volume, or the path of a file elsewhere.
-fn disk_name(number: usize, vm: &VmSection) -> Option<String> {
-    let paths = vm.drives.iter().filter_map(|drive| match drive {
-        Drive::Raw { resource, .. } | Drive::Qcow2 { resource, .. } => Some(resource.as_str()),
-        Drive::IdeCd { .. } => None,
-    });
-    let path = paths.into_iter().nth(number)?;
-    let volume = path.strip_prefix(DISK_DIR).and_then(|rest| rest.strip_prefix('/')?.split('/').next());
-    Some(volume.or(path.strip_prefix("/dev/")).unwrap_or(path).to_owned())
+/// The name of the disk with this slot as people know it: that of the Pod's volume, or the path of a file elsewhere.
+fn disk_name(slot: u32, vm: &VmSection) -> Option<String> {
+    let (_, disk) = vm.disks().find(|(of_disk, _)| *of_disk == slot)?;
+    disk.volume().or(disk.resource()).map(str::to_owned)
 }
 
 #[cfg(test)]

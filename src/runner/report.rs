@@ -17,9 +17,10 @@ use crate::{
         Identity, OnPanic, PendingChange, Quantity, Reason, VmReportStatus,
         conditions::{self, NewCondition, with_times},
         report::MOST_USERS,
-        status::{ListEntry, NetworkIdentity},
+        status::{CdIdentity, DiskIdentity, ListEntry, NetworkIdentity},
     },
     relay::Mode,
+    runner_config::VmSection,
 };
 
 /// The longest part of a message that quotes QEMU after its failure, in bytes. A condition's message may have 32768 characters.
@@ -67,6 +68,8 @@ pub struct Observation {
     pub reset_counter: Option<u64>,
     /// The counter of the last reboot, if there was one or the configuration asks for one.
     pub reboot_counter: Option<u64>,
+    /// What the CD drives keep for the next start: [`cds`].
+    pub cds: Vec<CdIdentity>,
     /// The changes that take effect at QEMU's next start.
     pub pending: Vec<PendingChange>,
     /// The changes that QEMU refused, each as a sentence with QEMU's words.
@@ -148,6 +151,25 @@ fn networks(machine: &MachineState) -> Vec<NetworkIdentity> {
         .collect()
 }
 
+/// What the disks of QEMU keep for the next start.
+fn disks(machine: &MachineState) -> Vec<DiskIdentity> {
+    let disks = machine.started_with.iter().flat_map(|started| started.vm.disks());
+    disks.filter_map(|(slot, disk)| Some(DiskIdentity { name: disk.volume()?.to_owned(), slot })).collect()
+}
+
+/// What the CD drives of QEMU that the configuration still has keep for the next start. A CD that was changed since then is what they are known by.
+pub fn cds(machine: &MachineState, configuration: &VmSection) -> Vec<CdIdentity> {
+    let Some(started) = &machine.started_with else { return Vec::new() };
+    let exists = |slot: u32| started.vm.cds().any(|(of_qemu, _)| of_qemu == slot);
+    let cds = (0..).zip(configuration.cds()).filter(|(_, (slot, _))| exists(*slot));
+    cds.map(|(position, (slot, cd))| CdIdentity {
+        name: cd.cd_name().map(str::to_owned),
+        slot,
+        entry: ListEntry { position, parameters: cd.parameters() },
+    })
+    .collect()
+}
+
 impl Report {
     /// Derives the status. `None`: nothing is known yet, so an earlier status stays.
     pub fn derive(observation: &Observation) -> Option<Self> {
@@ -177,6 +199,8 @@ impl Report {
                 uuid: Some(machine.uuid.clone()),
                 macs: machine.macs.clone(),
                 networks: networks(machine),
+                disks: disks(machine),
+                cds: observation.cds.clone(),
                 machine_type: Some(machine.machine_type.clone()),
                 hardware: Some(machine.hardware.clone()).filter(|hardware| !hardware.is_empty()),
             }),

@@ -35,8 +35,8 @@ fn add(name: Option<&str>, class: Option<&str>) -> Edit {
     Edit::AddDisk { size: size("20 GiB"), name: name.map(str::to_owned), class: class.map(str::to_owned) }
 }
 
-fn cd(image: &str, drive: Option<usize>) -> Edit {
-    Edit::Cd { image: image.to_owned(), drive }
+fn cd(image: &str, drive: Option<&str>) -> Edit {
+    Edit::Cd { image: image.to_owned(), drive: drive.map(str::to_owned) }
 }
 
 fn grow(disk: &str, to: &str) -> Edit {
@@ -89,7 +89,7 @@ fn cpus_and_memory_have_a_maximum() {
 fn a_list_keeps_what_else_is_in_it() {
     let vm = stored(|_| ());
     insta::assert_snapshot!(all(&vm, &[
-        ("cd b.iso", cd("b.iso", None)), ("cd a.iso --drive 0", cd("a.iso", Some(0))), ("cd --eject", cd("", None)), ("cd --drive 1", cd("b.iso", Some(1))),
+        ("cd b.iso", cd("b.iso", None)), ("cd a.iso --drive 0", cd("a.iso", Some("0"))), ("cd --eject", cd("", None)), ("cd --drive 1", cd("b.iso", Some("1"))),
         ("add disk", add(None, None)), ("add disk --name logs --storage-class fast", add(Some("logs"), Some("fast"))),
         ("add disk --name core", add(Some("core"), None)),
         ("grow disk core 2Gi", grow("core", "2Gi")), ("grow disk core-disk 1024Mi", grow("core-disk", "1024Mi")),
@@ -101,7 +101,7 @@ fn a_list_keeps_what_else_is_in_it() {
     cd a.iso --drive 0: unchanged: CD drive has a.iso already
     cd --eject: CD drive is empty (before: a.iso), AtOnce
       {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}}]} (version 7)
-    cd --drive 1: refused: it has no CD drive 1: its drives are 0 to 0
+    cd --drive 1: refused: it has no CD drive 1; it has 0
     add disk: a new disk data of 20 GiB (claim apple-data-disk), NextStart
       {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}},{"volumeClaimTemplate":{"metadata":{"name":"data"},"spec":{"resources":{"requests":{"storage":"20Gi"}}}}}]} (version 7)
     add disk --name logs --storage-class fast: a new disk logs of 20 GiB (claim apple-logs-disk), NextStart
@@ -123,7 +123,20 @@ fn several_drives_are_told_apart() {
         stored(|vm| vm["spec"]["vm"]["disks"] = json!([{ "cdrom": { "image": "" } }, { "cdrom": { "image": "" } }]));
     assert_eq!(decided(&vm, &cd("b.iso", None)), "refused: it has 2 CD drives");
     let second = r#"{"disks":[{"cdrom":{"image":""}},{"cdrom":{"image":"b.iso"}}]}"#;
-    assert_eq!(decided(&vm, &cd("b.iso", Some(1))), format!("CD drive 1 has b.iso, AtOnce\n  {second} (version 7)"));
+    assert_eq!(decided(&vm, &cd("b.iso", Some("1"))), format!("CD drive 1 has b.iso, AtOnce\n  {second} (version 7)"));
+    let named = stored(|vm| {
+        vm["spec"]["vm"]["disks"] = json!([{ "cdrom": { "image": "", "name": "1" } }, { "cdrom": { "image": "", "name": "drivers" } }, { "cdrom": { "image": "" } }]);
+    });
+    for (drive, expected) in [
+        ("drivers", "CD drive 1 has b.iso"),
+        ("1", "CD drive 0 has b.iso"),
+        ("2", "CD drive 2 has b.iso"),
+        ("tools", "refused: it has no CD drive tools; it has 1, drivers, 2"),
+        ("3", "refused: it has no CD drive 3; it has 1, drivers, 2"),
+    ] {
+        let said = decided(&named, &cd("b.iso", Some(drive)));
+        assert!(said.starts_with(expected), "{drive}: {said}");
+    }
     let none = stored(|vm| vm["spec"]["vm"]["disks"] = json!([]));
     assert!(decided(&none, &cd("b.iso", None)).starts_with("refused: it has no CD drive: add one"));
 }
@@ -238,6 +251,23 @@ fn what_became_of_a_change_is_in_the_status() {
             true,
         ),
         (waiting(), disk("core-disk", true), NextStart, restart, true),
+        // The first of two CD drives was taken out, and the drive that is left is where it was.
+        (
+            json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.drives", "reason": "r",
+                "current": [{ "type": "ide-cd" }, { "type": "ide-cd" }], "wanted": [{ "type": "ide-cd", "slot": 1 }] }] }),
+            About::Drive(0),
+            AtOnce,
+            "the running guest has it",
+            true,
+        ),
+        (
+            json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.drives", "reason": "r",
+                "current": [{ "type": "ide-cd", "slot": 1 }], "wanted": [{ "type": "ide-cd" }, { "type": "ide-cd" }] }] }),
+            About::Drive(0),
+            AtOnce,
+            "waits for a restart: config.yaml/vm.drives",
+            true,
+        ),
         (
             json!({ "created": false, "claims": growth }),
             disk("core-disk", true),

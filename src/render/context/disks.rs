@@ -10,7 +10,10 @@ use crate::{
     claims,
     config::DiskPvc,
     observed::Observed,
-    render::runner::{cd_drive, cd_file},
+    render::{
+        drives,
+        runner::{cd_drive, cd_file},
+    },
     runner_config::{Drive, paths},
 };
 
@@ -65,7 +68,7 @@ pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed, defaults: DiskPv
                 type_: "cdrom",
                 file: Some(cd_file(&cdrom.image)),
                 bootindex: disk.bootindex,
-                drive: Some(cd_drive(&cdrom.image, disk.bootindex)),
+                drive: Some(cd_drive(cdrom, disk.bootindex)),
                 ..ResolvedDisk::default()
             }),
             _ => None,
@@ -75,8 +78,10 @@ pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed, defaults: DiskPv
 }
 
 /// The drives of the runner's configuration.
-pub(super) fn drives(disks: &[ResolvedDisk]) -> Vec<Drive> {
-    disks.iter().filter_map(|disk| disk.drive.clone()).collect()
+pub(super) fn drives(vm: &VirtualMachine, disks: &[ResolvedDisk]) -> Vec<Drive> {
+    let mut drives: Vec<Drive> = disks.iter().filter_map(|disk| disk.drive.clone()).collect();
+    drives::place(vm, &mut drives);
+    drives
 }
 
 fn resolve_claim(
@@ -100,9 +105,9 @@ fn resolve_claim(
         // A claim that can't grow, or has not grown yet, has no room for a larger file.
         let room = claim.and_then(|claim| claims::size_when_mounted(claim));
         let size = claims::requested_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
-        Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size, serial }
+        Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size, serial, slot: None }
     } else {
-        Drive::Raw { resource: device.clone(), bootindex, size: None, serial }
+        Drive::Raw { resource: device.clone(), bootindex, size: None, serial, slot: None }
     };
     let metadata = template.metadata.clone().unwrap_or_default();
     ResolvedDisk {

@@ -143,6 +143,12 @@ fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
     assert_eq!(changes(&desired, &actual), all);
 }
 
+/// CDs in the drives from slot 0 on. `-`: no drive has the slot.
+fn cds(texts: &[&str]) -> Vec<WantedCd> {
+    let all = (0..).zip(texts).filter(|(_, text)| **text != "-");
+    all.map(|(slot, text)| WantedCd { slot, text: (*text).to_owned() }).collect()
+}
+
 #[test]
 fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is() {
     let blocks = json!([
@@ -151,17 +157,13 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
         { "device": "", "qdev": "/machine/peripheral/disk0/virtio-backend", "inserted": { "file": "/dev/x" } },
     ]);
     let actual = |texts: &[&str]| {
-        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-        let answer = |text: &String| {
+        let answer = |WantedCd { text, .. }: &WantedCd| {
             if text.starts_with('/') { Ok(Medium::File(text.clone())) } else { Err("it is strange".to_owned()) }
         };
-        let media = Media { answers: texts.iter().map(answer).collect(), texts };
+        let media = Media { answers: cds(texts).iter().map(answer).collect(), cds: cds(texts) };
         Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, orders: orders(), ..Actual::default() }
     };
-    let desired = |cds: &[&str]| {
-        let cds = cds.iter().map(|cd| (*cd).to_owned()).collect();
-        Desired { cpus: 0, password: None, cds, reset_counter: 4, ..desired() }
-    };
+    let desired = |texts: &[&str]| Desired { cpus: 0, password: None, cds: cds(texts), reset_counter: 4, ..desired() };
     let with = |cds: &[&str]| changes(&desired(cds), &actual(cds));
     let insert = |id: &str, file: &str, former: Option<&str>| Change::Insert {
         id: id.into(),
@@ -172,6 +174,8 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
     assert_eq!(with(&["/a.iso", "", "/third.iso"]), std::slice::from_ref(&reset));
     assert_eq!(with(&["/b.iso", ""]), [insert("cd0", "/b.iso", Some("cd0-image")), reset.clone()]);
     assert_eq!(with(&["", "/a.iso"]), [eject, insert("cd1", "/a.iso", None), reset.clone()]);
+    // A drive that the configuration does not have any more stays as it is until the next start.
+    assert_eq!(with(&["-", "/b.iso"]), [insert("cd1", "/b.iso", None), reset.clone()]);
     // What is refused stays out, and the drive as it is.
     assert_eq!(with(&["fat:x", "/b.iso"]), [insert("cd1", "/b.iso", None), reset]);
     let refused = ["fat:x can't be inserted into the CD drive cd0: it is strange"];

@@ -4,15 +4,19 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::runner_config::NetworkSection;
+use crate::runner_config::VmSection;
 
 /// The ports for devices that are plugged while the guest runs, and their PCI slot.
 const ROOT_PORTS: usize = 8;
 const ROOT_PORT_SLOT: usize = 0x15;
 /// The first PCI slot of networks.
 const NETWORK_SLOT: usize = 0x10;
+/// The first PCI slot of disks.
+const DISK_SLOT: usize = 0x8;
 /// The number of the first filler among the guest's slots, behind those of all root ports.
 const FILLER_NUMBER: usize = 101;
+/// The same for disks, behind those of networks.
+const DISK_FILLER_NUMBER: usize = FILLER_NUMBER + 32;
 /// Linux reserves 64 MB for devices that reach only the first 4 GiB if memory can be plugged above them. A guest with at least 3 GiB does so
 /// anyway, because q35 puts a part of its memory there.
 const MEMORY_SLOTS_FROM: u64 = 3 << 30;
@@ -97,17 +101,26 @@ pub(super) fn root_ports() -> Vec<RootPort> {
     (0..ROOT_PORTS).map(port).collect()
 }
 
-/// In each PCI slot in which networks have functions, but not the first one, a port without a device has it: guests look for further functions only
-/// where there is a first.
-pub(super) fn fillers(networks: &[NetworkSection]) -> Vec<RootPort> {
-    let used: BTreeSet<u32> = networks.iter().enumerate().map(|(index, network)| network.slot(index)).collect();
-    let slots: BTreeSet<u32> = used.iter().map(|slot| slot / 8 * 8).filter(|first| !used.contains(first)).collect();
-    let filler = |first: u32| RootPort {
-        id: format!("filler{first}"),
-        number: FILLER_NUMBER + first as usize,
-        address: address(NETWORK_SLOT, first as usize),
+/// In each PCI slot in which networks or disks have functions, but not the first one, a port without a device has it: guests look for further functions
+/// only where there is a first.
+pub(super) fn fillers(vm: &VmSection) -> Vec<RootPort> {
+    let filler = |id: String, number: usize, first: usize, slot: usize| RootPort {
+        id,
+        number: number + slot,
+        address: address(first, slot),
     };
-    slots.into_iter().map(filler).collect()
+    let networks = without_first(vm.network.iter().enumerate().map(|(index, network)| network.slot(index)));
+    let networks = networks.into_iter().map(|slot| filler(format!("filler{slot}"), FILLER_NUMBER, NETWORK_SLOT, slot));
+    let disks = without_first(vm.disks().map(|(slot, _)| slot));
+    let disks = disks.into_iter().map(|slot| filler(format!("disk-filler{slot}"), DISK_FILLER_NUMBER, DISK_SLOT, slot));
+    networks.chain(disks).collect()
+}
+
+/// The first slots of the groups of eight in which there are others, and not the first.
+fn without_first(slots: impl Iterator<Item = u32>) -> BTreeSet<usize> {
+    let used: BTreeSet<u32> = slots.collect();
+    let firsts = used.iter().map(|slot| slot / 8 * 8).filter(|first| !used.contains(first));
+    firsts.map(|first| first as usize).collect()
 }
 
 /// Twice the memory, if the VM has at least [`MEMORY_SLOTS_FROM`] and at most [`MEMORY_SLOTS_TO`] bytes.
@@ -132,7 +145,7 @@ impl Addresses {
 
     pub(super) fn disk(self, index: usize) -> String {
         match self.hardware {
-            Hardware::RootPorts | Hardware::Standard => address(0x8, index),
+            Hardware::RootPorts | Hardware::Standard => address(DISK_SLOT, index),
             Hardware::Legacy => format!("{:x}.0", legacy_disk_slot(self.networks, index)),
         }
     }

@@ -361,6 +361,50 @@ fn a_network_has_the_address_of_its_slot_whatever_stands_before_it() {
 }
 
 #[test]
+fn a_disk_and_a_cd_drive_are_where_their_slots_say() {
+    let with = |hardware: Hardware, drives: &[(&str, &str)]| {
+        let drive = |(type_, slot): &(&str, &str)| {
+            let slot = slot.parse::<u32>().map(|slot| format!(", slot: {slot}")).unwrap_or_default();
+            let of_kind = if *type_ == "cd" { "type: ide-cd, file: ''" } else { "type: raw, resource: /dev/a-disk" };
+            format!("    - {{ {of_kind}{slot} }}\n")
+        };
+        let drives: String = drives.iter().map(drive).collect();
+        let prepared = Prepared { hardware, cloud_init_disk: Some("/run/cloud-init.img".into()), ..prepared() };
+        qemu(&config(&format!("    drives:\n{drives}")), &prepared, &runtime(), &standard_template())
+    };
+    let places = |hardware: Hardware, drives: &[(&str, &str)]| {
+        let arguments = with(hardware, drives).unwrap();
+        let devices = arguments.iter().filter_map(|argument| serde_json::from_str::<Value>(argument).ok());
+        let place = |device: Value| {
+            let id =
+                device["id"].as_str().filter(|id| ["disk", "cd", "cloud"].iter().any(|kind| id.starts_with(kind)))?;
+            let is_port = device["driver"] == "ide-cd";
+            let place = if is_port { &device["bus"] } else { &device["addr"] };
+            Some(format!("{id}@{}", place.as_str()?))
+        };
+        devices.filter_map(place).collect::<Vec<_>>().join(" ")
+    };
+    let new = Hardware::RootPorts;
+    let all = places(new, &[("disk", ""), ("cd", ""), ("disk", ""), ("cd", "")]);
+    assert!(all.contains("disk0@8.0 disk1@8.1 cd0@ide.0 cd1@ide.1"), "{all}");
+    // The first of each is taken out. A guest looks for function 1 only where there is a 0.
+    let rest = places(new, &[("disk", "1"), ("cd", "1")]);
+    assert!(rest.contains("disk1@8.1 cd1@ide.1") && rest.contains("disk-filler0@8.0"), "{rest}");
+    let far = places(new, &[("disk", ""), ("disk", "9")]);
+    assert!(far.contains("disk9@9.1") && far.contains("disk-filler8@9.0") && !far.contains("disk-filler0"), "{far}");
+    // As the VM-Operator in Java arranges them, each disk has a slot, and the cloud-init disk is behind the last one.
+    let legacy = places(Hardware::Legacy, &[("disk", "1")]);
+    assert!(legacy.contains("disk1@9.0") && !legacy.contains("filler"), "{legacy}");
+    for (drives, error) in [
+        (&[("disk", "1"), ("disk", "1")], "each disk needs a slot of its own, from 0 to 63, and these are [1, 1]"),
+        (&[("disk", "0"), ("disk", "64")], "each disk needs a slot of its own, from 0 to 63, and these are [0, 64]"),
+        (&[("cd", "0"), ("cd", "6")], "each CD drive needs a slot of its own, from 0 to 5, and these are [0, 6]"),
+    ] {
+        assert_eq!(with(new, drives).unwrap_err().to_string(), error);
+    }
+}
+
+#[test]
 fn a_template_without_support_for_pod_networks_is_refused_for_one() {
     let old = built_in(STANDARD).unwrap().replace(r#"network.type == "pod""#, "false");
     let vm = config("    network: [{ type: pod, device: virtio-net }]\n");

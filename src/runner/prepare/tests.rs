@@ -233,7 +233,7 @@ fn the_firmware_is_found_where_distributions_put_it() {
 fn disk_files_are_created_and_enlarged_but_never_made_smaller() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img").display().to_string();
-    let drive = |size| [Drive::Raw { resource: path.clone(), bootindex: None, size, serial: None }];
+    let drive = |size| [Drive::Raw { resource: path.clone(), bootindex: None, size, serial: None, slot: None }];
     assert!(disks(&drive(None)).unwrap_err().to_string().contains("does not exist: check the Pod's"));
     assert_eq!(disks(&drive(Some(1 << 20))).unwrap(), [false]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
@@ -254,7 +254,8 @@ fn a_link_or_a_directory_in_place_of_a_disks_file_is_refused() {
     std::os::unix::fs::symlink(dir.path().join("secret"), dir.path().join("disk.img")).unwrap();
     for name in ["disk.img", "."] {
         let path = dir.path().join(name).display().to_string();
-        let refused = disks(&[Drive::Raw { resource: path, bootindex: None, size: Some(1 << 20), serial: None }]);
+        let refused =
+            disks(&[Drive::Raw { resource: path, bootindex: None, size: Some(1 << 20), serial: None, slot: None }]);
         assert!(matches!(refused, Err(Error::NotAFile { .. })), "{name}: {refused:?}");
     }
     assert_eq!(fs::read_to_string(dir.path().join("secret")).unwrap(), "of somebody else");
@@ -295,6 +296,7 @@ async fn who_only_looks_changes_nothing() {
         bootindex: None,
         size: Some(1 << 20),
         serial: None,
+        slot: None,
     };
     assert_eq!(super::disks(&[drive("small.img"), drive("new.img")], look).unwrap(), [false, false]);
     assert!(super::uuid(None, &data, look).is_ok());

@@ -35,7 +35,7 @@ use crate::{
     api::{Cdrom, ClaimMetadata, Disk, Machine, NullableTexts, Resources, RunnerTemplate, VolumeClaimTemplate},
     api::{
         CloudInit, Display, Image, Network, PodNetwork, ServiceMetadata, Spice, TapNetwork, UserNetwork,
-        VirtualMachine, VirtualMachineSpec, Vnc,
+        VirtualMachine, VirtualMachineSpec, Vnc, cd::Cd,
     },
     config::{
         Allowed, LoadBalancerService, ReconcilerConfig,
@@ -545,10 +545,11 @@ impl Check<'_> {
 
     /// Our runner checks paths and protocols itself. In the network of a node, a URL is opened with the node's addresses.
     fn cd(&mut self, field: &str, image: &str) {
-        if self.is_tapped && image.contains("://") && !self.allowed.networks.cd_urls.contain(image) {
+        let cd = Cd::parse(image);
+        if self.is_tapped && matches!(cd, Cd::Url { .. }) && !self.allowed.networks.cd_urls.contain(image) {
             self.refuse(field, image, Rule::List(List::CdUrls));
         }
-        if !self.is_legacy || image.is_empty() {
+        if !self.is_legacy || cd == Cd::None {
             return;
         }
         self.legacy_text(field, Some(image), false);
@@ -556,10 +557,11 @@ impl Check<'_> {
         let is_below =
             |folder: &str| image.strip_prefix(folder.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/'));
         let is_file = |image: &str| !image.split('/').any(|part| part == "..");
-        let is_allowed = match image.split_once("://") {
-            Some((protocol, _)) => ["http", "https"].contains(&protocol),
-            None if image.starts_with('/') => is_file(image) && folders.into_iter().any(is_below),
-            None => is_file(image),
+        let is_allowed = match cd {
+            Cd::None => true,
+            Cd::Url { protocol, .. } => ["http", "https"].contains(&protocol),
+            Cd::Path(path) => is_file(path) && folders.into_iter().any(is_below),
+            Cd::Repository(name) => is_file(name),
         };
         if !is_allowed {
             self.refuse(

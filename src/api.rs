@@ -14,6 +14,7 @@
     reason = "KubeSchema makes a copy of each struct, in which nobody reads a field that is not in the schema"
 )]
 
+pub mod cd;
 pub mod conditions;
 pub mod crd;
 pub mod display;

@@ -28,7 +28,7 @@ use kube::ResourceExt;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    api::Accelerator,
+    api::{Accelerator, cd::Cd},
     cli::vm_file::{self, RenderOptions, VmFile},
     process::ErrorChain,
     runner::{
@@ -160,8 +160,8 @@ fn read(arguments: &FileArguments) -> Result<VmFile, Error> {
 
 /// A file can come from somebody else. So its guest sees no files of this computer but those of the folders that the user names.
 fn check_cds(plan: &LocalPlan, folders: &[PathBuf]) -> Result<(), Error> {
-    let mut files =
-        plan.config.vm.drives.iter().filter_map(Drive::cd).filter(|cd| !cd.is_empty() && !cd.contains("://"));
+    let is_file = |cd: &&str| matches!(Cd::parse(cd), Cd::Path(_) | Cd::Repository(_));
+    let mut files = plan.config.vm.drives.iter().filter_map(Drive::cd).filter(is_file);
     match files.find(|file| cd::check(file, folders).is_err()) {
         // Whether a file exists elsewhere is said, because it is the user's own computer, and no guest runs yet.
         Some(file) => Err(Error::Cd { file: file.into(), exists: Path::new(file).is_file() }),

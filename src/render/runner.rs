@@ -6,7 +6,7 @@ use kube::ResourceExt;
 
 use super::networks;
 use crate::{
-    api::{Cdrom, CpuTopology, VirtualMachine, status::Identity},
+    api::{Cdrom, CpuTopology, VirtualMachine, cd::Cd, status::Identity},
     runner_config::{
         CloudInitSection, DisplaySection, Drive, RunnerConfig, SpiceSection, VmSection, VncSection, paths,
     },
@@ -82,10 +82,9 @@ pub fn cd_drive(cdrom: &Cdrom, bootindex: Option<u32>) -> Drive {
 }
 
 pub(super) fn cd_file(image: &str) -> String {
-    if image.is_empty() || image.starts_with('/') || image.contains("://") {
-        image.to_owned()
-    } else {
-        format!("{}/{image}", paths::IMAGE_REPOSITORY)
+    match Cd::parse(image) {
+        Cd::None | Cd::Url { .. } | Cd::Path(_) => image.to_owned(),
+        Cd::Repository(name) => format!("{}/{name}", paths::IMAGE_REPOSITORY),
     }
 }
 

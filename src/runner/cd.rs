@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::runner_config::paths::IMAGE_REPOSITORY;
+use crate::{api::cd::Cd, runner_config::paths::IMAGE_REPOSITORY};
 
 /// The program that asks for a URL.
 pub const CURL: &str = "curl";
@@ -122,15 +122,15 @@ pub fn folders(configured: &[String]) -> Vec<PathBuf> {
 }
 
 fn parse<'a>(text: &'a str, folders: &'a [PathBuf]) -> Result<Wanted<'a>, Refusal> {
-    if let Some((protocol, _)) = text.split_once("://") {
-        return match protocol {
-            "http" | "https" => Ok(Wanted::Url(text)),
-            _ => Err(Refusal::Protocol(protocol.to_owned())),
-        };
-    }
-    let path = Path::new(text);
+    let path = match Cd::parse(text) {
+        Cd::Url { url, protocol: "http" | "https" } => return Ok(Wanted::Url(url)),
+        Cd::Url { protocol, .. } => return Err(Refusal::Protocol(protocol.to_owned())),
+        // The manager writes names of the image repository as paths.
+        Cd::None | Cd::Repository(_) => return Err(Refusal::Upwards),
+        Cd::Path(path) => Path::new(path),
+    };
     let is_plain = |part: Component| matches!(part, Component::RootDir | Component::Normal(_));
-    if !path.is_absolute() || !path.components().all(is_plain) {
+    if !path.components().all(is_plain) {
         return Err(Refusal::Upwards);
     }
     let folder = folders.iter().find(|folder| path.starts_with(folder) && path != folder.as_path());

@@ -104,7 +104,10 @@ fn sleeping_thread(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::{
+        io::Read as _,
+        process::{Command, Stdio},
+    };
 
     use super::*;
 
@@ -141,11 +144,13 @@ mod tests {
     #[test]
     fn a_process_that_waits_for_a_lock_is_told_from_others() {
         // The second one waits for a lock that the first one has: flock is no futex, so a thread of Python does it.
-        let start = |script: &str| Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn();
-        let Ok(mut locked) = start("import _thread; lock = _thread.allocate_lock(); lock.acquire(); lock.acquire()")
-        else {
-            return;
+        let start = |script: &str| {
+            Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
         };
+        let waits = "import _thread; lock = _thread.allocate_lock(); lock.acquire(); print(flush=True); lock.acquire()";
+        let Ok(mut locked) = start(waits) else { return };
+        // Python itself waits for locks while it starts.
+        locked.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         let mut polls = start("import select; select.poll().poll()").unwrap();
         let mut works = start("while True: pass").unwrap();
         let is_at_rest = |pid| {

@@ -29,6 +29,8 @@ use super::{VirtualMachine, VirtualMachineSpec};
 
 /// How deep a value may nest. The parser stops at 128, and a VM is also read as a part of other documents.
 pub const DEEPEST: usize = 100;
+/// How many values a field may have. In memory each takes up to a hundred times of its text, and a VM is copied some times while it is rendered.
+pub const MOST_VALUES: usize = 20_000;
 /// The longest error about one field, in characters. An error quotes the value.
 const LONGEST_ERROR: usize = 300;
 
@@ -91,9 +93,10 @@ impl Resource for StoredVm {
 /// If the text is not a JSON object, or the VM has no name.
 pub fn read(text: &str) -> Result<VirtualMachine, serde_json::Error> {
     // What nests deeper can't be a part of another document.
-    let is_deep = depth(text) > DEEPEST;
+    let Extent { depth, values } = extent(text);
+    let is_extreme = depth > DEEPEST || values > MOST_VALUES;
     // Nearly every VM can be read as a whole, which is faster.
-    let whole = if is_deep { None } else { serde_json::from_str(text).ok() };
+    let whole = if is_extreme { None } else { serde_json::from_str(text).ok() };
     let mut vm = whole.map_or_else(|| read_parts(text), Ok)?;
     note_unrecorded_state(&mut vm, text);
     Ok(vm)
@@ -120,21 +123,31 @@ fn note_unrecorded_state(vm: &mut VirtualMachine, text: &str) {
     });
 }
 
-/// How deep a JSON text nests.
-fn depth(text: &str) -> usize {
+/// How much there is in a JSON text.
+#[derive(Debug, PartialEq, Eq)]
+struct Extent {
+    /// How deep it nests.
+    depth: usize,
+    /// How many values it has, at most.
+    values: usize,
+}
+
+fn extent(text: &str) -> Extent {
     let (mut depth, mut deepest, mut in_text, mut is_escaped) = (0_usize, 0, false, false);
+    let mut values = 1;
     for byte in text.bytes() {
         match byte {
             _ if is_escaped => is_escaped = false,
             b'\\' => is_escaped = in_text,
             b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => depth += 1,
+            b'{' | b'[' if !in_text => (depth, values) = (depth + 1, values + 1),
+            b',' if !in_text => values += 1,
             b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
             _ => {}
         }
         deepest = deepest.max(depth);
     }
-    deepest
+    Extent { depth: deepest, values }
 }
 
 /// The text of a VM's spec.
@@ -161,8 +174,11 @@ fn read_parts(text: &str) -> Result<VirtualMachine, serde_json::Error> {
     Ok(VirtualMachine { metadata, spec, status })
 }
 
-/// Parses a value that does not nest too deep.
+/// Parses a value that neither nests too deep nor has too many values.
 fn value(text: &RawValue) -> Result<Value, String> {
+    if extent(text.get()).values > MOST_VALUES {
+        return Err(format!("it has more than {MOST_VALUES} values"));
+    }
     let value: Value = serde_json::from_str(text.get()).map_err(|error| error.to_string())?;
     if nests_deeper(&value, DEEPEST) { Err(format!("it nests deeper than {DEEPEST} levels")) } else { Ok(value) }
 }
@@ -330,6 +346,11 @@ mod tests {
             ("/spec/templateValues", nested(130), "spec.templateValues: recursion limit exceeded"),
             ("/spec/templateValues", nested(126), "spec.templateValues: it nests deeper than 100 levels"),
             ("/spec/templateValues", nested(102), "spec.templateValues: it nests deeper than 100 levels"),
+            (
+                "/spec/templateValues",
+                json!({ "a": vec![0; 20_000] }),
+                "spec.templateValues: it has more than 20000 values",
+            ),
         ] {
             let vm = vm(|vm| {
                 let (parent, field) = pointer.rsplit_once('/').unwrap();
@@ -354,11 +375,12 @@ mod tests {
     }
 
     #[test]
-    fn the_depth_of_a_text_is_that_of_its_brackets_outside_of_strings() {
+    fn the_extent_of_a_text_is_that_of_its_brackets_and_commas_outside_of_strings() {
+        assert_eq!(extent(r#"{"a":[1,2,{}],"b":",[,"}"#).values, 7);
         for (text, expected) in
             [("7", 0), ("{}", 1), (r#"{"a":[1,{"b":[]}],"c":{}}"#, 4), (r#"["[[[", "\"[[", "\\", ["\\\"["]]"#, 2)]
         {
-            assert_eq!(depth(text), expected, "{text}");
+            assert_eq!(extent(text).depth, expected, "{text}");
         }
     }
 

@@ -190,6 +190,9 @@ impl ReconcilerConfig {
             runner_image_pull_policy: _,
             template_values: _,
         } = other.clone();
+        // A legacy runner gets another Pod and another file: what is a new one is checked with all VMs first.
+        let legacy_runner_images = self.allowed.legacy_runner_images.limited_to(&allowed.legacy_runner_images);
+        let allowed = Allowed { legacy_runner_images, ..allowed };
         Self { cd_folders, allowed, cloud_init_label, allowed_kinds, ..self.clone() }
     }
 

@@ -243,6 +243,13 @@ impl Images {
         Ok(self)
     }
 
+    /// The entries that another list has, too.
+    #[must_use]
+    pub fn limited_to(&self, other: &Self) -> Self {
+        let Patterns(all) = &self.0;
+        Self(Patterns(all.iter().filter(|entry| other.0.0.contains(entry)).cloned().collect()))
+    }
+
     /// Whether the list contains the image with that reference (`REPOSITORY[:TAG][@DIGEST]`).
     pub fn contain(&self, reference: &str) -> bool {
         self.0.contain(repository(reference))

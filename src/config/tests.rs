@@ -275,3 +275,17 @@ fn a_key_that_occurs_twice_is_an_error() {
     let sections = "/Manager: {/Controller: {namespace: a}}\n/Manager/Controller: {/Reconciler: {cpuOvercommit: 2}}\n";
     assert!(Config::parse(sections).is_ok());
 }
+
+#[test]
+fn a_legacy_image_that_is_taken_out_is_a_limit_and_a_new_one_is_none() {
+    let with = |images: &[&str]| {
+        let mut config = ReconcilerConfig::default();
+        let images: Vec<String> = images.iter().map(|image| (*image).to_owned()).collect();
+        config.allowed.legacy_runner_images = images.try_into().unwrap();
+        config
+    };
+    let (one, other) = ("a.example.org/x", "b.example.org/*");
+    assert_eq!(with(&[one]).with_limits_of(&with(&[one, other])), with(&[one]));
+    assert_eq!(with(&[one, other]).with_limits_of(&with(&[other])), with(&[other]));
+    assert_eq!(with(&[one]).with_limits_of(&with(&[other])), with(&[]));
+}

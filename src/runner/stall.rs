@@ -106,7 +106,7 @@ fn sleeping_thread(status: &str) -> Option<u64> {
 mod tests {
     use std::{
         io::Read as _,
-        process::{Command, Stdio},
+        process::{Child, Command, Stdio},
     };
 
     use super::*;
@@ -141,30 +141,38 @@ mod tests {
         assert_eq!(sleeping_thread("State:\tS (sleeping)\n"), None);
     }
 
+    /// A process that ends with the test, also if that fails.
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
     #[test]
     fn a_process_that_waits_for_a_lock_is_told_from_others() {
         // The second one waits for a lock that the first one has: flock is no futex, so a thread of Python does it.
         let start = |script: &str| {
-            Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
+            let child =
+                Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+            child.map(Killed)
         };
         let waits = "import _thread; lock = _thread.allocate_lock(); lock.acquire(); print(flush=True); lock.acquire()";
         let Ok(mut locked) = start(waits) else { return };
         // Python itself waits for locks while it starts.
-        locked.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-        let mut polls = start("import select; select.poll().poll()").unwrap();
-        let mut works = start("while True: pass").unwrap();
+        locked.0.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let polls = start("import select; select.poll().poll()").unwrap();
+        let works = start("while True: pass").unwrap();
         let is_at_rest = |pid| {
             (0..100_000).find_map(|_| {
                 std::thread::yield_now();
                 main_loop_runs(pid)
             })
         };
-        let first = is_at_rest(locked.id());
-        assert!(first.is_some() && main_loop_runs(locked.id()) == first);
-        assert_eq!((main_loop_runs(polls.id()), main_loop_runs(works.id())), (None, None));
-        for child in [&mut locked, &mut polls, &mut works] {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        let first = is_at_rest(locked.0.id());
+        assert!(first.is_some() && main_loop_runs(locked.0.id()) == first);
+        assert_eq!((main_loop_runs(polls.0.id()), main_loop_runs(works.0.id())), (None, None));
     }
 }

@@ -163,7 +163,7 @@ pub enum ActionError {
         if *is_restart { "; until then the guest runs on and is not restarted" } else { "" }
     )]
     MountMissing {
-        /// The Secret or ConfigMap.
+        /// The Secret, the ConfigMap or the claim.
         object: ObjectKey,
         /// What is missing.
         lacking: Lacking,

@@ -127,11 +127,18 @@ impl Plan {
         self.waits.retain(|wait| !matches!(wait, Wait::Gone(key) if is_kept(key)));
     }
 
-    /// Whether a guest that is taken down for a restart would stay down, as far as the plan knows: it waits for a claim.
-    pub fn waits_for_claim(&self) -> bool {
+    /// Whether a guest that is taken down for a restart would stay down, as far as the plan knows: it waits for a claim, or for something that its Pod
+    /// mounts. What goes with the Pod is no such wait: a claim that is being deleted, and what makes Pods.
+    pub fn would_stay_down(&self, rendered: &[Rendered]) -> bool {
+        let restarted: Vec<&ObjectKey> = self.restarted().collect();
+        let goes_with_guest = |key: &ObjectKey| {
+            key.is_pod() || key.is_claim() || restarted.contains(&key) || !rendered.iter().any(|it| it.key == *key)
+        };
         self.waits.iter().any(|wait| match wait {
             Wait::ClaimMissing(_) | Wait::ClaimForeign(..) | Wait::ClaimInUse(_) => true,
-            Wait::Gone(_) | Wait::NotOurs(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => false,
+            Wait::NotOurs(key) => !is_beside(key, rendered),
+            Wait::Gone(key) => !goes_with_guest(key) && !is_beside(key, rendered),
+            Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => false,
         })
     }
 
@@ -205,7 +212,14 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     planner.wait_for_others();
     planner.runtime_objects();
     planner.delete_unrendered();
+    planner.hold_restart_for_others();
     planner.plan
+}
+
+/// The step in which what runs a guest is deleted. For a restart it goes only when all that its Pod mounts could be written; a guest that should be down
+/// goes whatever else fails.
+fn step_of_delete(reason: DeleteReason) -> usize {
+    usize::from(reason == DeleteReason::Restart)
 }
 
 /// Plans one VM. Its first methods are the steps of [`plan`].
@@ -327,7 +341,7 @@ impl<'a> Planner<'a> {
                 // With `persistentVolumeClaimRetentionPolicy.whenDeleted: Delete` a StatefulSet owns its claims.
                 let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
                 let keeps_owned = claims.any(|claim| claim.owners.contains(&maker.uid));
-                self.plan.steps[0].push(delete(&maker, reason, keeps_owned));
+                self.plan.steps[step_of_delete(reason)].push(delete(&maker, reason, keeps_owned));
             }
             self.plan.waits.push(Wait::Gone(maker.key.clone()));
         }
@@ -350,9 +364,19 @@ impl<'a> Planner<'a> {
 
     /// Waits for Pods that are not the VM's and can write to its disks. The manager does not delete them.
     fn wait_for_others(&mut self) {
-        if !self.is_up_wanted() || self.guests.pod().is_some() {
-            return;
+        if self.is_up_wanted() && self.guests.pod().is_none() {
+            self.wait_for_strangers();
         }
+    }
+
+    /// A guest that is taken down for a restart would wait for them, too.
+    fn hold_restart_for_others(&mut self) {
+        if self.guests.pod().is_some() && self.plan.restarted().next().is_some() {
+            self.wait_for_strangers();
+        }
+    }
+
+    fn wait_for_strangers(&mut self) {
         // What has the key of a rendered object is refused anyway.
         let is_found = |pod: &Object| self.is_runtime_key(&pod.key) && self.observed.get(&pod.key).is_some();
         let strangers: Vec<_> = self.guests.strangers().filter(|pod| !is_found(pod)).cloned().collect();
@@ -394,9 +418,10 @@ impl<'a> Planner<'a> {
         let unrendered: Vec<_> = self.unrendered().filter(|object| !self.is_kept(object)).collect();
         for object in unrendered {
             // What runs with the guest is deleted first: a failure of another action must not keep it while the VM should be down.
-            let step = if is_runtime_object(object) { 0 } else { 2 };
-            let goes_with_guest = step == 0 && self.plan.power.wanted == Wanted::Up && !object.has_ended();
+            let is_runtime = is_runtime_object(object);
+            let goes_with_guest = is_runtime && self.plan.power.wanted == Wanted::Up && !object.has_ended();
             let reason = if goes_with_guest { DeleteReason::Restart } else { DeleteReason::NotRendered };
+            let step = if is_runtime { step_of_delete(reason) } else { 2 };
             self.plan.steps[step].push(delete(object, reason, false));
         }
     }
@@ -610,7 +635,8 @@ impl<'a> Planner<'a> {
         // A Pod that gets its node or starts at this moment has another version then, and is kept.
         let version = (reason == DeleteReason::Changed).then_some(found.version);
         let (key, uid) = (found.key.clone(), found.uid.clone());
-        self.plan.steps[0].push(Action::Delete { key, uid, reason, grace, version, keeps_owned: false });
+        let delete = Action::Delete { key, uid, reason, grace, version, keeps_owned: false };
+        self.plan.steps[step_of_delete(reason)].push(delete);
         self.plan.waits.push(Wait::Gone(found.key.clone()));
     }
 

@@ -34,7 +34,7 @@ pub(crate) mod networks;
 pub mod outline;
 pub mod output;
 pub mod patches;
-mod pod;
+pub(crate) mod pod;
 mod reach;
 mod read;
 mod references;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Secret},
+    api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret},
     jiff::Timestamp,
 };
 use kube::Api;
@@ -15,6 +15,7 @@ use crate::{
     claims::Foreign,
     object::{Lifetime, ObjectKey, Rendered},
     plan::Action,
+    render::pod::pod_specs,
 };
 
 /// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
@@ -22,7 +23,7 @@ use crate::{
 /// moment later than the Pod, whose kubelet waits for it.
 const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
 
-/// A Secret or a ConfigMap that a Pod mounts.
+/// A Secret, a ConfigMap or a claim that a Pod mounts.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
     object: ObjectKey,
@@ -37,6 +38,14 @@ impl Cluster {
     /// The first claim that is another VM's, the first object that does not exist, the first ConfigMap that lacks a key, or the error of a request. Without the right to read such
     /// an object it is not checked.
     pub(super) async fn check_mounts(&self, vm: &VirtualMachine, step: &[Action]) -> Result<(), ActionError> {
+        let applied = step.iter().filter_map(|action| match action {
+            Action::Apply { object, .. } => Some(object),
+            Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
+        });
+        // A helper beside the guest would write to another VM's disk as well as a guest.
+        if let Some(foreign) = self.foreign_claim(vm, applied.flat_map(pod_specs)) {
+            return Err(foreign);
+        }
         let created = step.iter().filter_map(|action| match action {
             Action::Apply { object, uid: None } => Some(object),
             Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
@@ -68,14 +77,18 @@ impl Cluster {
         restarted: Option<&[Rendered]>,
     ) -> Result<(), ActionError> {
         let pods: Vec<&Value> = objects.filter_map(pod_spec).collect();
-        for name in pods.iter().flat_map(|pod| claims(pod)) {
-            if let Some(other) = self.children.other_holder(vm, name) {
-                let key =
-                    ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
-                return Err(ActionError::ForeignClaim { key, why: Foreign::Vm(other) });
-            }
+        if let Some(foreign) = self.foreign_claim(vm, pods.iter().copied()) {
+            return Err(foreign);
         }
-        let mounted: Vec<Source> = pods.iter().flat_map(|pod| sources(pod)).collect();
+        let mut mounted: Vec<Source> = pods.iter().flat_map(|pod| sources(pod)).collect();
+        if restarted.is_some() {
+            // A Pod without its claim waits until there is one. A guest that runs does not.
+            mounted.extend(
+                pods.iter()
+                    .flat_map(|pod| claims(pod))
+                    .map(|name| Source { object: claim(name), keys: BTreeSet::new() }),
+            );
+        }
         if mounted.is_empty() {
             return Ok(());
         }
@@ -95,6 +108,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// The first claim that one of the Pods would mount and that another VM has, as an error.
+    fn foreign_claim<'a>(&self, vm: &VirtualMachine, pods: impl Iterator<Item = &'a Value>) -> Option<ActionError> {
+        pods.flat_map(claims).find_map(|name| {
+            let other = self.children.other_holder(vm, name)?;
+            Some(ActionError::ForeignClaim { key: claim(name), why: Foreign::Vm(other) })
+        })
+    }
+
     /// What is missing. The content of a Secret is not read.
     async fn lacks(
         &self,
@@ -104,6 +125,11 @@ impl Cluster {
     ) -> kube::Result<Option<Lacking>> {
         if object.kind == "Secret" {
             let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+            let found = self.requests.run(api.get_metadata_opt(&object.name)).await?;
+            return Ok(found.is_none().then_some(Lacking::Object));
+        }
+        if object.is_claim() {
+            let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
             let found = self.requests.run(api.get_metadata_opt(&object.name)).await?;
             return Ok(found.is_none().then_some(Lacking::Object));
         }
@@ -123,6 +149,10 @@ fn pod_spec(object: &Rendered) -> Option<&Value> {
         return None;
     }
     object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
+}
+
+fn claim(name: &str) -> ObjectKey {
+    ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() }
 }
 
 /// The claims that a Pod mounts.

@@ -444,7 +444,7 @@ impl Reconciler {
         if plan.restarted().next().is_none() {
             return (plan, None);
         }
-        if plan.waits_for_claim() {
+        if plan.would_stay_down(rendered) {
             plan.keep_up();
             return (plan, None);
         }

@@ -29,7 +29,7 @@ fn find<'a>(value: &'a Value, found: &mut Vec<&'a Value>) {
 }
 
 /// The specs of the Pod that an object is, or of the Pods that it makes.
-pub(super) fn pod_specs(object: &Rendered) -> Vec<&Value> {
+pub(crate) fn pod_specs(object: &Rendered) -> Vec<&Value> {
     specs(&object.key, &object.value)
 }
 

@@ -444,6 +444,79 @@ async fn a_guest_that_could_not_start_again_is_not_restarted() {
     eventually("another Pod", LIMIT, async || (uid().await.is_some_and(|uid| Some(uid) != first)).then_some(())).await;
 }
 
+/// What is in the way of a start is in the way of a restart, and the guest does not go before it is away.
+#[tokio::test]
+async fn a_guest_goes_down_for_a_restart_only_when_all_that_its_start_needs_is_there() {
+    let ns = ManagedNamespace::new("in-the-way").await;
+    let uid = async || ns.api::<Pod>().get_opt("apple").await.unwrap().map(|pod| pod.metadata.uid);
+    let rescue = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "rescue" },
+        "spec": {
+            "containers": [{ "name": "a", "image": "nowhere.invalid/a", "volumeDevices": [{ "name": "d", "devicePath": "/dev/d" }] }],
+            "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "apple-core-disk" } }],
+        },
+    });
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "full" },
+        "spec": { "hard": { "persistentvolumeclaims": "0" } },
+    });
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple-cloud-init" } });
+    let disks = |more: Value| {
+        let core = json!({ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } });
+        json!({ "spec": { "vm": { "disks": [core, more] } } })
+    };
+    let data = json!({ "volumeClaimTemplate": { "metadata": { "name": "data" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } });
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    for (number, (what, obstacle, change, words)) in [
+        ("a Pod of others on the disk", Some(&rescue), json!({}), "rescue"),
+        ("a disk that a quota refuses", Some(&quota), disks(data), "exceeded quota"),
+        (
+            "a ConfigMap of others",
+            Some(&map),
+            json!({ "spec": { "cloudInit": { "userData": { "a": 1 } } } }),
+            "apple-cloud-init",
+        ),
+        ("no claim with CDs", None, disks(json!({ "cdrom": { "image": "a.iso" } })), "vmop-image-repository"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        ns.report("apple", true, "Started").await;
+        ns.vm_with_reason("apple", "Running").await;
+        let first = uid().await;
+        if let Some(obstacle) = obstacle {
+            ns.namespace.apply(&obstacle.to_string());
+        }
+        if what.contains("quota") {
+            let status = "--output=jsonpath={.status.used}";
+            let counted = async || (!ns.namespace.kubectl(&["get", "quota", "full", status]).is_empty()).then_some(());
+            eventually("the quota to be counted", LIMIT, counted).await;
+        }
+        ns.patch_vm("apple", change).await;
+        let restart =
+            json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": format!("{number}") } } });
+        ns.patch_vm("apple", restart).await;
+        let says = |vm: &VirtualMachine| condition(vm, "Ready").is_some_and(|it| it.2.contains(words));
+        let vm = ns.vm_when("apple", what, says).await;
+        assert_eq!(uid().await, first, "{what}: the guest runs on: {:?}", condition(&vm, "Ready"));
+        match obstacle {
+            Some(obstacle) => {
+                let (kind, name) = (obstacle["kind"].as_str().unwrap(), obstacle["metadata"]["name"].as_str().unwrap());
+                ns.namespace.kubectl(&["delete", kind, name, "--grace-period=0", "--force"]);
+            }
+            None => {
+                let claim = json!({
+                    "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "vmop-image-repository" },
+                    "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
+                });
+                ns.namespace.apply(&claim.to_string());
+            }
+        }
+        eventually(what, LIMIT, async || (uid().await.is_some_and(|uid| Some(uid) != first)).then_some(())).await;
+    }
+}
+
 #[tokio::test]
 async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
     let ns = ManagedNamespace::new("instance-id").await;

@@ -468,7 +468,7 @@ pub struct Machine {
     /// The disks and CD drives.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    #[x_kube(validation = Rule::new("self.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"), validation = Rule::new("self.all(a, !has(a.cdrom) || !has(a.cdrom.name) || self.exists_one(b, has(b.cdrom) && has(b.cdrom.name) && b.cdrom.name == a.cdrom.name))").message("the names of the CD drives must be different"))]
+    #[x_kube(validation = Rule::new("self.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"), validation = Rule::new("self.all(a, !has(a.cdrom) || !has(a.cdrom.name) || self.exists_one(b, has(b.cdrom) && has(b.cdrom.name) && b.cdrom.name == a.cdrom.name))").message("the names of the CD drives must be different"), validation = Rule::new("self.filter(d, has(d.cdrom)).size() <= 6").message("a VM can have at most 6 CD drives"))]
     pub disks: Vec<Disk>,
     /// The display.
     #[serde(default)]

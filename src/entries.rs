@@ -67,13 +67,13 @@ pub fn matched(recorded: &[Recorded], entries: &[ListEntry]) -> Vec<Option<u32>>
 }
 
 /// The slots of all entries: those that were found, and for each other one the slot of its position, or the first that is free. Slots of `former` entries
-/// are taken only if there are no others below `most`.
+/// are taken only if there are no others below `most`. No slot is given twice: of more than `most` entries some have a slot that no machine has.
 pub fn fill(found: Vec<Option<u32>>, former: &BTreeSet<u32>, most: u32) -> Vec<u32> {
     let mut used: BTreeSet<u32> = found.iter().flatten().copied().collect();
     let mut free = |position: u32| {
         let slots = || std::iter::once(position).chain(0..most);
         let unused = slots().find(|slot| !used.contains(slot) && !former.contains(slot));
-        let slot = unused.or_else(|| slots().find(|slot| !used.contains(slot))).unwrap_or(position);
+        let slot = unused.or_else(|| slots().chain(most..).find(|slot| !used.contains(slot))).unwrap_or(u32::MAX);
         used.insert(slot);
         slot
     };

@@ -505,6 +505,9 @@ pub fn text(content: &[u8]) -> Option<String> {
     Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
 }
 
+/// The PCI slots for networks and disks in the hardware of the VM-Operator in Java, without that of the cloud-init disk.
+pub const LEGACY_PLACES: u32 = 23;
+
 /// The drives of one kind in their order, each with its slot.
 fn with_slots<'a>(drives: impl Iterator<Item = &'a Drive>) -> impl Iterator<Item = (u32, &'a Drive)> {
     drives.enumerate().map(|(index, drive)| (drive.slot(index), drive))

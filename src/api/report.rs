@@ -258,7 +258,11 @@ impl VmReportStatus {
         let of_runner = pending_changes.into_iter().filter(|change| !change.path.starts_with(OBJECTS_PREFIX));
         status.pending_changes.extend(of_runner.map(PendingChange::from));
         status.pod_uid = Some(pod_uid.to_owned());
-        status.identity = identity.or_else(|| status.identity.take());
+        let before = status.identity.take();
+        status.identity = match identity {
+            Some(identity) => Some(identity.after(before)),
+            None => before,
+        };
         status.runner_version = runner_version;
         status.accelerator = accelerator;
         status.cpus = cpus;
@@ -353,6 +357,7 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
                         "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
                         "slot": { "type": "integer", "minimum": 0, "maximum": CdIdentity::MOST - 1, "description": "The slot, which gives the SATA port." },
                         "entry": entry(CdIdentity::MOST, "The drive in the list of CD drives, and the CD in it, as they were."),
+                        "unused": { "type": "boolean", "description": "The spec does not have the drive any more." },
                     },
                 },
             },

@@ -386,14 +386,14 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "network_identities")]
     pub networks: Vec<NetworkIdentity>,
-    /// What each disk keeps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// What each disk keeps. `None`: a runner of an earlier release does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "disk_identities")]
-    pub disks: Vec<DiskIdentity>,
-    /// What each CD drive keeps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Option<Vec<DiskIdentity>>,
+    /// What each CD drive keeps. `None`: a runner of an earlier release does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "cd_identities")]
-    pub cds: Vec<CdIdentity>,
+    pub cds: Option<Vec<CdIdentity>>,
     /// QEMU's machine type with its version, such as `pc-q35-7.2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
@@ -402,6 +402,21 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
     pub hardware: Option<String>,
+}
+
+impl Identity {
+    /// With what was known before, as far as a runner of an earlier release has not said it.
+    #[must_use]
+    pub fn after(mut self, before: Option<Self>) -> Self {
+        let Some(before) = before else { return self };
+        self.disks = self.disks.or(before.disks);
+        self.cds = self.cds.or(before.cds);
+        // A runner that knows slots reports each network with its address.
+        if self.networks.is_empty() && !self.macs.is_empty() {
+            self.networks = before.networks;
+        }
+        self
+    }
 }
 
 /// A change that takes effect at the next start.
@@ -490,6 +505,9 @@ pub struct CdIdentity {
     pub slot: u32,
     /// The drive in the list of CD drives, and the CD in it, as they were.
     pub entry: ListEntry,
+    /// The spec does not have the drive any more. The machine has it until its next start.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unused: bool,
 }
 
 impl CdIdentity {

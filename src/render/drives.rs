@@ -6,9 +6,10 @@
 //! | | the recorded one |
 //! |---|---|
 //! | 1 | of its name. Each disk has one: that of its volume in the Pod |
-//! | 2 | in its place, if there are as many CD drives as before: a CD is what a drive holds, and not what it is. A drive with a name is none that has another name |
-//! | 3 | that [`entries`] finds by the CDs and the neighbours, if CD drives were added or taken out |
-//! | 4 | none: it gets the slot of its position, or the first that is free |
+//! | 2 | of CD drives without names: in its place, if there are as many as before. A CD is what a drive holds, and not what it is |
+//! | 3 | that [`entries`] finds by the CDs and the neighbours, if there are more or fewer than before |
+//! | 4 | with its CD, if only one of both has a name: the drive has got one or lost it. Or if the drive was taken out and comes back |
+//! | 5 | none: it gets the slot of its position, or the first that is free |
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use crate::{
         status::{CdIdentity, DiskIdentity, Identity, ListEntry},
     },
     entries::{self, Recorded},
-    runner_config::Drive,
+    runner_config::{Drive, LEGACY_PLACES},
 };
 
 /// Gives each drive its slot.
@@ -26,7 +27,7 @@ pub(crate) fn place(vm: &VirtualMachine, drives: &mut [Drive]) {
     let Some(identity) = vm.status.as_ref().and_then(|status| status.identity.as_ref()) else { return };
     let (mut disks, mut cds): (Vec<&mut Drive>, Vec<&mut Drive>) =
         drives.iter_mut().partition(|drive| drive.cd().is_none());
-    let of_disks = disk_slots(identity, &disks);
+    let of_disks = disk_slots(vm, identity, &disks);
     let of_cds = cd_slots(identity, &cds);
     for (drives, slots) in [(&mut disks, of_disks), (&mut cds, of_cds)] {
         for (index, (drive, slot)) in drives.iter_mut().zip(slots).enumerate() {
@@ -35,45 +36,62 @@ pub(crate) fn place(vm: &VirtualMachine, drives: &mut [Drive]) {
     }
 }
 
-fn disk_slots(identity: &Identity, disks: &[&mut Drive]) -> Vec<u32> {
-    // A status that is not ours may have a slot twice.
+fn disk_slots(vm: &VirtualMachine, identity: &Identity, disks: &[&mut Drive]) -> Vec<u32> {
+    let is_legacy = identity.hardware.as_deref() == Some("legacy");
+    let networks = u32::try_from(vm.spec.vm.networks.len()).unwrap_or(u32::MAX);
+    let most = if is_legacy { LEGACY_PLACES.saturating_sub(networks.max(1)) } else { DiskIdentity::MOST };
+    // A status that is not ours may have a slot twice, or one that the machine does not have.
     let mut slots = BTreeSet::new();
-    let recorded: Vec<&DiskIdentity> = identity.disks.iter().filter(|it| slots.insert(it.slot)).collect();
-    let find = |disk: &&mut Drive| recorded.iter().position(|it| disk.volume() == Some(it.name.as_str()));
-    let found: Vec<Option<usize>> = disks.iter().map(find).collect();
-    // There the cloud-init disk stands behind the last slot of the disks.
-    let reuses = identity.hardware.as_deref() == Some("legacy");
-    let is_left = |at: &usize| !reuses && !found.contains(&Some(*at));
-    let former = (0..recorded.len()).filter(is_left).map(|at| recorded[at].slot).collect();
-    let mut taken = BTreeSet::new();
-    let found = found.iter().map(|at| at.filter(|at| taken.insert(*at)).map(|at| recorded[at].slot));
-    entries::fill(found.collect(), &former, DiskIdentity::MOST)
+    let recorded = identity.disks.iter().flatten().filter(|it| it.slot < most && slots.insert(it.slot));
+    let mut left: Vec<&DiskIdentity> = recorded.collect();
+    let mut find = |disk: &&mut Drive| {
+        let at = left.iter().position(|it| disk.volume() == Some(it.name.as_str()))?;
+        Some(left.remove(at).slot)
+    };
+    let found = disks.iter().map(&mut find).collect();
+    // There the cloud-init disk stands behind the last slot of the disks, so no slot is left out.
+    let former = left.iter().map(|it| it.slot).filter(|_| !is_legacy).collect();
+    entries::fill(found, &former, most)
 }
 
 fn cd_slots(identity: &Identity, cds: &[&mut Drive]) -> Vec<u32> {
     let mut slots = BTreeSet::new();
-    let mut left: Vec<&CdIdentity> = identity.cds.iter().filter(|it| slots.insert(it.slot)).collect();
-    left.sort_by_key(|it| (it.entry.position, it.slot));
+    let recorded = identity.cds.iter().flatten().filter(|it| it.slot < CdIdentity::MOST && slots.insert(it.slot));
+    let mut left: Vec<&CdIdentity> = recorded.collect();
+    left.sort_by_key(|it| (it.unused, it.entry.position, it.slot));
     let mut found: Vec<Option<u32>> = vec![None; cds.len()];
-    for (cd, slot) in cds.iter().zip(&mut found).filter(|(cd, _)| cd.cd_name().is_some()) {
-        if let Some(at) = left.iter().position(|it| it.name.as_deref() == cd.cd_name()) {
-            *slot = Some(left.remove(at).slot);
+    let mut take = |at: usize, left: &mut Vec<&CdIdentity>, fits: &dyn Fn(&CdIdentity) -> bool| {
+        if found[at].is_none()
+            && let Some(of) = left.iter().position(|it| fits(it))
+        {
+            found[at] = Some(left.remove(of).slot);
         }
-    }
-    let rest: Vec<usize> = (0..cds.len()).filter(|at| found[*at].is_none()).collect();
-    let matched: Vec<Option<u32>> = if rest.len() == left.len() {
-        left.iter().map(|it| Some(it.slot)).collect()
-    } else {
-        let records: Vec<Recorded> =
-            left.iter().map(|it| Recorded { number: it.slot, entry: it.entry.clone(), unused: false }).collect();
-        entries::matched(&records, &rest.iter().map(|at| entry(*at, cds[*at])).collect::<Vec<_>>())
     };
-    for (at, slot) in rest.into_iter().zip(matched) {
-        let is_it = |it: &&&CdIdentity| Some(it.slot) == slot && (cds[at].cd_name().is_none() || it.name.is_none());
-        found[at] = left.iter().find(is_it).map(|it| it.slot);
+    for (at, cd) in cds.iter().enumerate().filter(|(_, cd)| cd.cd_name().is_some()) {
+        take(at, &mut left, &|it| it.name.as_deref() == cd.cd_name());
     }
-    let former = left.iter().map(|it| it.slot).filter(|slot| !found.contains(&Some(*slot))).collect();
+    let nameless: Vec<usize> = (0..cds.len()).filter(|at| cds[*at].cd_name().is_none()).collect();
+    for (at, slot) in nameless.iter().zip(nameless_slots(&left, &nameless, cds)) {
+        take(*at, &mut left, &|it| Some(it.slot) == slot);
+    }
+    for (at, cd) in cds.iter().enumerate() {
+        let has_changed = |it: &CdIdentity| it.unused || it.name.is_some() != cd.cd_name().is_some();
+        let may_be = |it: &CdIdentity| it.name.is_none() || cd.cd_name().is_none();
+        take(at, &mut left, &|it| has_changed(it) && may_be(it) && it.entry.parameters == cd.parameters());
+    }
+    let former = left.iter().map(|it| it.slot).collect();
     entries::fill(found, &former, CdIdentity::MOST)
+}
+
+/// The second and the third line of the table.
+fn nameless_slots(left: &[&CdIdentity], nameless: &[usize], cds: &[&mut Drive]) -> Vec<Option<u32>> {
+    let used: Vec<&&CdIdentity> = left.iter().filter(|it| it.name.is_none() && !it.unused).collect();
+    if used.len() == nameless.len() {
+        return used.iter().map(|it| Some(it.slot)).collect();
+    }
+    let records: Vec<Recorded> =
+        used.iter().map(|it| Recorded { number: it.slot, entry: it.entry.clone(), unused: false }).collect();
+    entries::matched(&records, &nameless.iter().map(|at| entry(*at, cds[*at])).collect::<Vec<_>>())
 }
 
 /// The entry of the CD drive that is the `index`th one.
@@ -144,12 +162,37 @@ mod tests {
             ("cd:x=a cd:y=b", "cd:y=a cd:x=b", " | 1 0", "with names, sorted"),
             ("cd=a cd=b", "cd:x=a cd=b", " | 0 1", "one gets a name"),
             ("cd:x=a", "cd:y=a", " | 1", "another name is another drive"),
+            ("cd=a", "cd:x=b", " | 1", "a name and another CD at once"),
+            ("cd:x=a", "cd=a", " | 0", "one loses its name"),
+            ("cd:x=a cd=b", "cd=b cd:y=c", " | 1 2", "one with a name goes, and another one comes"),
             ("a cd=a b cd=b", "b cd=b a", "1 0 | 1", "disks and CD drives"),
         ] {
             let first = placed(before, &Value::Null);
             let found = placed(after, &started(&first));
             assert_eq!(slots(&found), expected, "{what}: {before} -> {after}");
         }
+    }
+
+    /// A runner reports the drives of the configuration also if QEMU does not have them yet.
+    #[test]
+    fn what_waits_for_the_next_start_is_known_too() {
+        for (steps, expected) in [
+            (["cd=a", "cd=n cd=a", "cd=n cd"], " | 1 0"),
+            (["cd=a cd=b", "cd=n cd=a cd=b", "cd=n cd=a"], " | 2 0"),
+            (["a b", "n a b", "n b"], "2 1 | "),
+        ] {
+            let report = |identity: Value, drives: &&str| started(&placed(drives, &identity));
+            let before = steps[..2].iter().fold(Value::Null, report);
+            assert_eq!(slots(&placed(steps[2], &before)), expected, "{steps:?}");
+        }
+        // QEMU has a drive that the spec does not have any more.
+        let mut identity = started(&placed("cd:x=a", &Value::Null));
+        identity["cds"][0]["unused"] = json!(true);
+        assert_eq!(slots(&placed("cd:y=b", &identity)), " | 1");
+        assert_eq!(slots(&placed("cd:y=b cd:x=c", &identity)), " | 1 0", "it comes back");
+        let mut identity = started(&placed("cd=a", &Value::Null));
+        identity["cds"][0]["unused"] = json!(true);
+        assert_eq!(slots(&placed("cd=b cd=a", &identity)), " | 1 0", "its CD comes back");
     }
 
     #[test]

@@ -430,7 +430,10 @@ impl Agent {
     async fn find_stop(&mut self, session: &mut Session, guest: GuestState) -> Result<(), QmpError> {
         if guest == GuestState::StoppedByDisk {
             let blocks = session.monitor.execute(QueryBlock {}).await?;
-            self.observation.devices = failed_disks(&blocks, &self.options.configuration.config.vm);
+            let machine = self.observation.machine.as_ref();
+            let started = machine.and_then(|machine| machine.started_with.as_ref()).map(|started| &started.vm);
+            let vm = started.unwrap_or(&self.options.configuration.config.vm);
+            self.observation.devices = failed_disks(&blocks, vm);
             session.disk_mended_at = None;
         }
         if guest != GuestState::Executes {

@@ -136,8 +136,6 @@ struct Context<'a> {
     firmware: FirmwareContext<'a>,
     slots: Slots,
     root_ports: Vec<RootPort>,
-    /// Devices that do nothing, in PCI slots of networks or disks whose first function none of them has: a guest would not look at the others.
-    fillers: Vec<RootPort>,
     /// Whether several disks, and several networks, share a PCI slot.
     shared_slots: bool,
     /// The interface of the TPM.
@@ -268,22 +266,13 @@ pub fn qemu(
     template: &Template,
 ) -> Result<Vec<String>, Error> {
     let context = context(config, prepared, runtime)?;
-    let arguments = arguments(&template.name, &render(template, &context)?)?;
+    let mut arguments = arguments(&template.name, &render(template, &context)?)?;
     let name = &template.name;
     // A template that is older than forwarded ports would leave them out.
     for forward in context.networks.iter().flat_map(|network| &network.forwards) {
         if !arguments.iter().any(|argument| argument.contains(forward)) {
             return Err(Error::Unsupported(format!(
                 "the QEMU template {name} does not forward ports: see how the built-in template writes hostfwd for {forward}"
-            )));
-        }
-    }
-    // A template without them would hide networks and disks from the guest.
-    for RootPort { id, .. } in &context.fillers {
-        if !arguments.iter().any(|argument| argument.contains(id.as_str())) {
-            return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not have the device {id}, without which the guest sees no device in that PCI slot: see how the \
-                 built-in template writes `fillers`"
             )));
         }
     }
@@ -294,6 +283,9 @@ pub fn qemu(
                 "the QEMU template {name} does not support networks of type pod: see how the built-in template connects {socket}"
             )));
         }
+    }
+    if prepared.hardware != Hardware::Legacy {
+        arguments.extend(fillers(&config.vm).iter().flat_map(RootPort::arguments));
     }
     Ok(arguments)
 }
@@ -334,7 +326,6 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         firmware: firmware_context(prepared.firmware.as_ref()),
         slots: Slots::of(hardware, addresses.networks, disk_slots),
         root_ports: if hardware == Hardware::RootPorts { root_ports() } else { Vec::new() },
-        fillers: if hardware == Hardware::Legacy { Vec::new() } else { fillers(vm) },
         shared_slots: hardware != Hardware::Legacy,
         tpm_device: match hardware {
             Hardware::RootPorts | Hardware::Standard => "tpm-crb",

@@ -34,6 +34,8 @@ const MOST_REFUSED: usize = 8;
 /// The most problems of devices that a message names.
 const MOST_PROBLEMS: usize = 8;
 const MOST_PENDING: usize = 32;
+/// The longest name of a Pod's volume.
+const LONGEST_VOLUME: usize = 63;
 /// The longest value of a pending change in bytes as JSON. A longer one is left out; the path says what changes.
 const LONGEST_VALUE: usize = 500;
 
@@ -151,21 +153,33 @@ fn networks(machine: &MachineState) -> Vec<NetworkIdentity> {
         .collect()
 }
 
-/// What the disks of QEMU keep for the next start.
+/// What the disks of QEMU keep for the next start. A disk that an own template has given a name that no claim can have keeps nothing.
 fn disks(machine: &MachineState) -> Vec<DiskIdentity> {
     let disks = machine.started_with.iter().flat_map(|started| started.vm.disks());
-    disks.filter_map(|(slot, disk)| Some(DiskIdentity { name: disk.volume()?.to_owned(), slot })).collect()
+    let mut names = BTreeSet::new();
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_name = |name: &str| (1..=LONGEST_VOLUME).contains(&name.len()) && name.bytes().all(is_letter);
+    disks
+        .filter_map(|(slot, disk)| Some(DiskIdentity { name: disk.volume()?.to_owned(), slot }))
+        .filter(|disk| is_name(&disk.name) && disk.slot < DiskIdentity::MOST && names.insert(disk.name.clone()))
+        .collect()
 }
 
-/// What the CD drives of QEMU that the configuration still has keep for the next start. A CD that was changed since then is what they are known by.
+/// What the CD drives keep for the next start: those of the configuration, also if QEMU does not have them yet, and those of QEMU that the configuration
+/// does not have any more.
 pub fn cds(machine: &MachineState, configuration: &VmSection) -> Vec<CdIdentity> {
-    let Some(started) = &machine.started_with else { return Vec::new() };
-    let exists = |slot: u32| started.vm.cds().any(|(of_qemu, _)| of_qemu == slot);
-    let cds = (0..).zip(configuration.cds()).filter(|(_, (slot, _))| exists(*slot));
-    cds.map(|(position, (slot, cd))| CdIdentity {
+    let wanted = configuration.cds().map(|cd| (cd, false));
+    let started = machine.started_with.iter().flat_map(|started| started.vm.cds()).map(|cd| (cd, true));
+    let mut slots = BTreeSet::new();
+    let cds = wanted
+        .zip(0..)
+        .chain(started.zip(0..))
+        .filter(|(((slot, _), _), _)| *slot < CdIdentity::MOST && slots.insert(*slot));
+    cds.map(|(((slot, cd), unused), position)| CdIdentity {
         name: cd.cd_name().map(str::to_owned),
         slot,
-        entry: ListEntry { position, parameters: cd.parameters() },
+        entry: ListEntry { position: CdIdentity::MOST.min(position + 1) - 1, parameters: cd.parameters() },
+        unused,
     })
     .collect()
 }
@@ -199,8 +213,8 @@ impl Report {
                 uuid: Some(machine.uuid.clone()),
                 macs: machine.macs.clone(),
                 networks: networks(machine),
-                disks: disks(machine),
-                cds: observation.cds.clone(),
+                disks: Some(disks(machine)),
+                cds: Some(observation.cds.clone()),
                 machine_type: Some(machine.machine_type.clone()),
                 hardware: Some(machine.hardware.clone()).filter(|hardware| !hardware.is_empty()),
             }),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+use serde_json::json;
 
 use crate::runner_config::VmSection;
 
@@ -92,6 +93,17 @@ pub(super) struct RootPort {
     address: String,
 }
 
+impl RootPort {
+    /// The arguments that make it.
+    pub(super) fn arguments(&self) -> [String; 2] {
+        let Self { id, number, address } = self;
+        let device = json!({
+            "driver": "pcie-root-port", "id": id, "bus": "pcie.0", "addr": address, "multifunction": true, "chassis": number, "slot": number,
+        });
+        ["-device".to_owned(), device.to_string()]
+    }
+}
+
 pub(super) fn root_ports() -> Vec<RootPort> {
     let port = |index: usize| RootPort {
         id: format!("root-port{index}"),
@@ -102,7 +114,7 @@ pub(super) fn root_ports() -> Vec<RootPort> {
 }
 
 /// In each PCI slot in which networks or disks have functions, but not the first one, a port without a device has it: guests look for further functions
-/// only where there is a first.
+/// only where there is a first. They are no part of the template, so that a VM with a template of an earlier release has them, too.
 pub(super) fn fillers(vm: &VmSection) -> Vec<RootPort> {
     let filler = |id: String, number: usize, first: usize, slot: usize| RootPort {
         id,

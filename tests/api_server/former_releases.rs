@@ -115,7 +115,8 @@ impl TakenOver {
         assert!(self.set().await.is_none());
         assert_eq!(self.pods().await, [NAME]);
         let claims: Api<PersistentVolumeClaim> = self.ns.api();
-        assert_eq!(claims.list(&Default::default()).await.unwrap().items.len(), 2);
+        let claims = claims.list(&Default::default()).await.unwrap();
+        assert_eq!(claims.iter().filter(|claim| claim.name_any().contains(NAME)).count(), 2);
         self.counting.abort();
         assert_eq!(self.most_pods.load(Ordering::SeqCst), 1, "two Pods at once");
     }
@@ -188,6 +189,12 @@ async fn the_disks_that_a_statefulset_owns_are_kept_when_it_is_taken_down() {
 #[tokio::test]
 async fn a_vm_of_a_statefulset_is_restarted() {
     let vm = TakenOver::new("former-restart").await;
+    // The StatefulSet's Pod mounts it, so it is there.
+    let repository = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "vmop-image-repository" },
+        "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "1Gi" } } },
+    });
+    vm.ns.namespace.apply(&repository.to_string());
     vm.ns.patch_vm(NAME, json!({ "metadata": { "annotations": { RESTARTED_ANNOTATION: "monday" } } })).await;
     vm.pod_ends().await;
     vm.runs_in_our_pod().await;

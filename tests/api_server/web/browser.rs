@@ -351,6 +351,9 @@ async fn an_administrator_creates_a_vm_and_sees_of_what_it_is_made() {
     page.picture("templates", space).await;
     let plain = json!({ "metadata": { "name": "plain" }, "spec": { "vm": { "state": "Stopped", "maximumCpus": 2, "maximumRam": "1Gi" } } });
     web.vms().create(&PostParams::default(), &serde_json::from_value(plain).unwrap()).await.unwrap();
+    // The page of a VM that the web interface does not know yet would be a complaint of the browser.
+    page.go(&web, "/vms").await;
+    page.shows("plain").await;
     let objects = web.path("plain", "/objects");
     eventually("its objects", LIMIT, async || {
         page.go(&web, &objects).await;

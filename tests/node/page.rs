@@ -109,7 +109,8 @@ fn fits(page: &[String], printed: &[String]) -> bool {
 
 /// A screen whose figures and identifiers may be others.
 fn shape(screen: &str) -> String {
-    let rules = [(r"\b[0-9a-f]{32}\b", "ID"), (r"~?\d+(\.\d+)?(Ki|Mi|Gi|%)?", "N")];
+    let mac = r"\b([0-9a-f]{2}:){5}[0-9a-f]{2}\b";
+    let rules = [(r"\b[0-9a-f]{32}\b", "ID"), (mac, "MAC"), (r"~?\d+(\.\d+)?(Ki|Mi|Gi|%)?", "N")];
     rules.iter().fold(screen.to_owned(), |screen, (pattern, name)| {
         Regex::new(pattern).unwrap().replace_all(&screen, *name).into_owned()
     })
@@ -407,5 +408,6 @@ fn a_comparison_sees_what_matters() {
         assert_eq!(is_same(page, printed), expected, "{page:?} {printed:?}");
     }
     assert_eq!(shape("web  Running  ~3%  412Mi 2.9Ki"), shape("web  Running  150%  9Mi 0"));
+    assert_eq!(shape("card 52:54:00:aa:03:7f"), shape("card 52:54:00:12:fd:3b"));
     assert_ne!(shape("web  Running"), shape("web  Stopped"));
 }

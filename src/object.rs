@@ -141,6 +141,12 @@ impl fmt::Display for ObjectKey {
 }
 
 impl ObjectKey {
+    /// The key of the claim of that name.
+    pub fn claim(name: impl Into<String>) -> Self {
+        let TypeMeta { api_version, kind } = persistent_volume_claims();
+        Self { api_version, kind, name: name.into() }
+    }
+
     /// The API version and the kind.
     pub fn types(&self) -> TypeMeta {
         TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }

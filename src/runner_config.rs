@@ -203,6 +203,11 @@ pub struct VmSection {
 }
 
 impl VmSection {
+    /// The slots of the network interfaces, in their order.
+    pub fn network_slots(&self) -> impl Iterator<Item = u32> {
+        self.network.iter().enumerate().map(|(index, network)| network.slot(index))
+    }
+
     /// The disks in their order, each with its slot.
     pub fn disks(&self) -> impl Iterator<Item = (u32, &Drive)> {
         with_slots(self.drives.iter().filter(|drive| drive.cd().is_none()))
@@ -505,7 +510,7 @@ pub fn text(content: &[u8]) -> Option<String> {
     Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
 }
 
-/// The PCI slots for networks and disks in the hardware of the VM-Operator in Java, without that of the cloud-init disk.
+/// The PCI slots for networks and disks in the hardware of the VM-Operator in Java, from slot 7 on, without that of the cloud-init disk.
 pub const LEGACY_PLACES: u32 = 23;
 
 /// The drives of one kind in their order, each with its slot.

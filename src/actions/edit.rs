@@ -47,7 +47,7 @@ pub enum Edit {
     Cd {
         /// The CD, as in `spec.vm.disks[].cdrom.image`; empty: none.
         image: String,
-        /// The drive, counted from 0. `None`: the only one.
+        /// The drive: its name, or its number among the CD drives, counted from 0. `None`: the only one.
         drive: Option<String>,
     },
     /// Another disk.

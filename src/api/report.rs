@@ -300,6 +300,23 @@ fn users(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "maxItems": MOST_USERS, "items": text(LONGEST_TEXT) })
 }
 
+/// What each device of a kind keeps: a map by `key`.
+fn kept(device: &str, most: u32, key: &str, required: &[&str], properties: Value) -> Value {
+    json!({
+        "type": "array", "maxItems": most, "description": format!("What each {device} keeps for the next start."),
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key],
+        "items": { "type": "object", "required": required, "properties": properties },
+    })
+}
+
+fn name(what: &str) -> Value {
+    json!({ "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": what })
+}
+
+fn slot(most: u32, gives: &str) -> Value {
+    json!({ "type": "integer", "minimum": 0, "maximum": most - 1, "description": format!("The slot, which gives the {gives}.") })
+}
+
 /// An entry of a list that has at most so many.
 fn entry(most: u32, what: &str) -> Value {
     json!({
@@ -321,46 +338,22 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
                 "type": "array", "maxItems": 64, "items": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$" },
                 "description": "The MAC addresses, in the order of the networks, as runners of earlier releases have them.",
             },
-            "networks": {
-                "type": "array", "maxItems": MOST_NETWORKS,
-                "description": "What each network keeps for the next start.",
-                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["slot"],
-                "items": {
-                    "type": "object", "required": ["mac", "slot", "entry"],
-                    "properties": {
-                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
-                        "mac": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$", "description": "The MAC address." },
-                        "slot": { "type": "integer", "minimum": 0, "maximum": MOST_NETWORKS - 1, "description": "The slot, which gives the PCI address." },
-                        "entry": entry(MOST_NETWORKS, "The entry in `spec.vm.networks` as it was."),
-                    },
-                },
-            },
-            "disks": {
-                "type": "array", "maxItems": DiskIdentity::MOST,
-                "description": "What each disk keeps for the next start.",
-                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
-                "items": {
-                    "type": "object", "required": ["name", "slot"],
-                    "properties": {
-                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "The name of its volume in the Pod." },
-                        "slot": { "type": "integer", "minimum": 0, "maximum": DiskIdentity::MOST - 1, "description": "The slot, which gives the PCI address." },
-                    },
-                },
-            },
-            "cds": {
-                "type": "array", "maxItems": CdIdentity::MOST,
-                "description": "What each CD drive keeps for the next start.",
-                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["slot"],
-                "items": {
-                    "type": "object", "required": ["slot", "entry"],
-                    "properties": {
-                        "name": { "type": "string", "pattern": "^[0-9a-z-]{1,63}$", "description": "Its name, if the spec gives it one." },
-                        "slot": { "type": "integer", "minimum": 0, "maximum": CdIdentity::MOST - 1, "description": "The slot, which gives the SATA port." },
-                        "entry": entry(CdIdentity::MOST, "The drive in the list of CD drives, and the CD in it, as they were."),
-                        "unused": { "type": "boolean", "description": "The spec does not have the drive any more." },
-                    },
-                },
-            },
+            "networks": kept("network", MOST_NETWORKS, "slot", &["mac", "slot", "entry"], json!({
+                "name": name("Its name, if the spec gives it one."),
+                "mac": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$", "description": "The MAC address." },
+                "slot": slot(MOST_NETWORKS, "PCI address"),
+                "entry": entry(MOST_NETWORKS, "The entry in `spec.vm.networks` as it was."),
+            })),
+            "disks": kept("disk", DiskIdentity::MOST, "name", &["name", "slot"], json!({
+                "name": name("The name of its volume in the Pod."),
+                "slot": slot(DiskIdentity::MOST, "PCI address"),
+            })),
+            "cds": kept("CD drive", CdIdentity::MOST, "slot", &["slot", "entry"], json!({
+                "name": name("Its name, if the spec gives it one."),
+                "slot": slot(CdIdentity::MOST, "SATA port"),
+                "entry": entry(CdIdentity::MOST, "The drive in the list of CD drives, and the CD in it, as they were."),
+                "unused": { "type": "boolean", "description": "The spec does not have the drive any more." },
+            })),
             "machineType": word("64", "QEMU's machine type with its version, such as `pc-q35-7.2`."),
             "hardware": word("64", "How the devices are arranged."),
         },

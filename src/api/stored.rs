@@ -30,7 +30,7 @@ use super::{VirtualMachine, VirtualMachineSpec};
 /// How deep a value may nest. The parser stops at 128, and a VM is also read as a part of other documents.
 pub const DEEPEST: usize = 100;
 /// How many values a field may have. In memory each takes up to a hundred times of its text, and a VM is copied some times while it is rendered.
-pub const MOST_VALUES: usize = 20_000;
+const MOST_VALUES: usize = 20_000;
 /// The longest error about one field, in characters. An error quotes the value.
 const LONGEST_ERROR: usize = 300;
 
@@ -124,7 +124,6 @@ fn note_unrecorded_state(vm: &mut VirtualMachine, text: &str) {
 }
 
 /// How much there is in a JSON text.
-#[derive(Debug, PartialEq, Eq)]
 struct Extent {
     /// How deep it nests.
     depth: usize,

@@ -133,8 +133,7 @@ impl Cluster {
     ) -> Result<Option<ObjectKey>, ActionError> {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
         for (name, _) in pod.mounted_claims().filter(|(name, _)| counts(name)) {
-            let key =
-                ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_string() };
+            let key = ObjectKey::claim(name.as_ref());
             let failed = |source| ActionError::Api { what: "read", key: key.clone(), source: Box::new(source) };
             let found = self.requests.run(api.get_metadata_opt(&name)).await.map_err(failed)?;
             let is_kept = |metadata: &ObjectMeta| {

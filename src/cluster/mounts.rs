@@ -1,4 +1,5 @@
-//! Whether the Secrets and ConfigMaps that a Pod would mount exist. If one does not, the kubelet waits for it, and says so only in an event.
+//! Whether a Pod could mount what it needs: no claim of another VM, and only Secrets, ConfigMaps and claims that exist. The kubelet waits for one that does
+//! not, and says so only in an event.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,8 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret},
     jiff::Timestamp,
 };
-use kube::Api;
+use kube::{Api, Resource, core::NamespaceResourceScope};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{ActionError, Cluster, Lacking, namespace_of};
@@ -66,6 +68,9 @@ impl Cluster {
                 return Err(ActionError::ClaimDeleting(claim));
             }
         }
+        if let Some(foreign) = self.foreign_claim(vm, rendered.iter().filter_map(pod_spec)) {
+            return Err(foreign);
+        }
         self.check_mounted(vm, rendered.iter(), Some(rendered)).await
     }
 
@@ -77,17 +82,11 @@ impl Cluster {
         restarted: Option<&[Rendered]>,
     ) -> Result<(), ActionError> {
         let pods: Vec<&Value> = objects.filter_map(pod_spec).collect();
-        if let Some(foreign) = self.foreign_claim(vm, pods.iter().copied()) {
-            return Err(foreign);
-        }
         let mut mounted: Vec<Source> = pods.iter().flat_map(|pod| sources(pod)).collect();
         if restarted.is_some() {
             // A Pod without its claim waits until there is one. A guest that runs does not.
-            mounted.extend(
-                pods.iter()
-                    .flat_map(|pod| claims(pod))
-                    .map(|name| Source { object: claim(name), keys: BTreeSet::new() }),
-            );
+            let claims = pods.iter().flat_map(|pod| claims(pod));
+            mounted.extend(claims.map(|name| Source { object: ObjectKey::claim(name), keys: BTreeSet::new() }));
         }
         if mounted.is_empty() {
             return Ok(());
@@ -112,8 +111,18 @@ impl Cluster {
     fn foreign_claim<'a>(&self, vm: &VirtualMachine, pods: impl Iterator<Item = &'a Value>) -> Option<ActionError> {
         pods.flat_map(claims).find_map(|name| {
             let other = self.children.other_holder(vm, name)?;
-            Some(ActionError::ForeignClaim { key: claim(name), why: Foreign::Vm(other) })
+            Some(ActionError::ForeignClaim { key: ObjectKey::claim(name), why: Foreign::Vm(other) })
         })
+    }
+
+    /// Whether an object is missing, of which nothing but its metadata is read.
+    async fn lacks_object<K>(&self, namespace: &str, name: &str) -> kube::Result<Option<Lacking>>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), namespace);
+        let found = self.requests.run(api.get_metadata_opt(name)).await?;
+        Ok(found.is_none().then_some(Lacking::Object))
     }
 
     /// What is missing. The content of a Secret is not read.
@@ -124,14 +133,10 @@ impl Cluster {
         keys: &BTreeSet<String>,
     ) -> kube::Result<Option<Lacking>> {
         if object.kind == "Secret" {
-            let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-            let found = self.requests.run(api.get_metadata_opt(&object.name)).await?;
-            return Ok(found.is_none().then_some(Lacking::Object));
+            return self.lacks_object::<Secret>(namespace, &object.name).await;
         }
         if object.is_claim() {
-            let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
-            let found = self.requests.run(api.get_metadata_opt(&object.name)).await?;
-            return Ok(found.is_none().then_some(Lacking::Object));
+            return self.lacks_object::<PersistentVolumeClaim>(namespace, &object.name).await;
         }
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
         let Some(map) = self.requests.run(api.get_opt(&object.name)).await? else { return Ok(Some(Lacking::Object)) };
@@ -149,10 +154,6 @@ fn pod_spec(object: &Rendered) -> Option<&Value> {
         return None;
     }
     object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
-}
-
-fn claim(name: &str) -> ObjectKey {
-    ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() }
 }
 
 /// The claims that a Pod mounts.

@@ -76,7 +76,7 @@ fn identity(vm: &VirtualMachine) -> Option<&Identity> {
     vm.status.as_ref()?.identity.as_ref()
 }
 
-/// The drive of a CD. `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.
+/// The drive of a CD. Its `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.
 pub fn cd_drive(cdrom: &Cdrom, bootindex: Option<u32>) -> Drive {
     Drive::IdeCd { file: cd_file(&cdrom.image), bootindex, name: cdrom.name.clone(), slot: None }
 }

@@ -14,12 +14,13 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, fillers, memory_limit, root_ports};
+use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
 use super::{cd::Medium, runtime_dir::RuntimeDir};
 use crate::api::Clipboard;
 use crate::api::network::MOST_NETWORKS;
+use crate::api::status::{CdIdentity, DiskIdentity};
 use crate::jinja;
-use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection, digest};
+use crate::runner_config::{DisplaySection, Drive, LEGACY_PLACES, NetworkSection, RunnerConfig, VmSection, digest};
 
 mod hardware;
 mod passt;
@@ -35,10 +36,10 @@ const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/ru
 /// The most instructions of the template engine that a template may execute: some hundred times what the standard template needs
 /// for a large VM.
 const FUEL: u64 = 1_000_000;
-/// The most CD drives: the SATA controller of q35 has six ports.
-const CD_PORTS: usize = 6;
-/// The most disks: eight PCI slots with eight functions each.
-const DISK_ADDRESSES: usize = 64;
+/// The most CD drives.
+const CD_PORTS: usize = CdIdentity::MOST as usize;
+/// The most disks.
+const DISK_ADDRESSES: usize = DiskIdentity::MOST as usize;
 /// The longest serial number of a virtio disk (virtio specification, 5.2.6).
 const SERIAL: usize = 20;
 /// The most networks: four PCI slots with eight functions each.
@@ -308,14 +309,13 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
-    let addresses = Addresses { hardware, networks: slots_in_use(network_slots(&vm.network)) };
+    let addresses = Addresses { hardware, networks: slots_in_use(vm.network_slots()) };
     let DriveContexts { disks, cds } = drives(vm, prepared, addresses)?;
     let disk_slots = slots_in_use(vm.disks().map(|(slot, _)| slot));
     let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
-        let (first, last) = LEGACY_SLOTS;
-        check_number("networks and disks", addresses.networks.max(1) + disk_slots, last - first)?;
+        check_number("networks and disks", addresses.networks.max(1) + disk_slots, LEGACY_PLACES as usize)?;
     }
     Ok(Context {
         vm: match &prepared.rtc_base {
@@ -406,7 +406,7 @@ fn networks<'a>(
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
     }
     vm.network.iter().filter_map(NetworkSection::mac).try_for_each(check_mac)?;
-    check_slots("network", network_slots(&vm.network), NETWORK_ADDRESSES)?;
+    check_slots("network", vm.network_slots(), NETWORK_ADDRESSES)?;
     let networks: Vec<_> = vm
         .network
         .iter()
@@ -418,10 +418,6 @@ fn networks<'a>(
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
     }
     Ok(networks)
-}
-
-fn network_slots(networks: &[NetworkSection]) -> impl Iterator<Item = u32> {
-    networks.iter().enumerate().map(|(index, network)| network.slot(index))
 }
 
 /// How many slots of a kind there are up to the last one, used or not.

@@ -168,20 +168,19 @@ fn disks(machine: &MachineState) -> Vec<DiskIdentity> {
 /// What the CD drives keep for the next start: those of the configuration, also if QEMU does not have them yet, and those of QEMU that the configuration
 /// does not have any more.
 pub fn cds(machine: &MachineState, configuration: &VmSection) -> Vec<CdIdentity> {
-    let wanted = configuration.cds().map(|cd| (cd, false));
-    let started = machine.started_with.iter().flat_map(|started| started.vm.cds()).map(|cd| (cd, true));
+    let wanted = kept_cds(configuration, false);
+    let started = machine.started_with.iter().flat_map(|started| kept_cds(&started.vm, true));
     let mut slots = BTreeSet::new();
-    let cds = wanted
-        .zip(0..)
-        .chain(started.zip(0..))
-        .filter(|(((slot, _), _), _)| *slot < CdIdentity::MOST && slots.insert(*slot));
-    cds.map(|(((slot, cd), unused), position)| CdIdentity {
+    wanted.chain(started).filter(|cd| cd.slot < CdIdentity::MOST && slots.insert(cd.slot)).collect()
+}
+
+fn kept_cds(vm: &VmSection, unused: bool) -> impl Iterator<Item = CdIdentity> {
+    (0..).zip(vm.cds()).map(move |(position, (slot, cd))| CdIdentity {
         name: cd.cd_name().map(str::to_owned),
         slot,
-        entry: ListEntry { position: CdIdentity::MOST.min(position + 1) - 1, parameters: cd.parameters() },
+        entry: ListEntry { position: position.min(CdIdentity::MOST - 1), parameters: cd.parameters() },
         unused,
     })
-    .collect()
 }
 
 impl Report {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::runner_config::VmSection;
+use crate::{api::network::MOST_NETWORKS, runner_config::VmSection};
 
 /// The ports for devices that are plugged while the guest runs, and their PCI slot.
 const ROOT_PORTS: usize = 8;
@@ -17,14 +17,14 @@ const DISK_SLOT: usize = 0x8;
 /// The number of the first filler among the guest's slots, behind those of all root ports.
 const FILLER_NUMBER: usize = 101;
 /// The same for disks, behind those of networks.
-const DISK_FILLER_NUMBER: usize = FILLER_NUMBER + 32;
+const DISK_FILLER_NUMBER: usize = FILLER_NUMBER + MOST_NETWORKS as usize;
 /// Linux reserves 64 MB for devices that reach only the first 4 GiB if memory can be plugged above them. A guest with at least 3 GiB does so
 /// anyway, because q35 puts a part of its memory there.
 const MEMORY_SLOTS_FROM: u64 = 3 << 30;
 /// QEMU does not start if the limit is more than the CPU can address, which is 512 GiB for the smallest CPUs with KVM.
 const MEMORY_SLOTS_TO: u64 = 128 << 30;
-/// The first PCI slot of networks and disks in [`Hardware::Legacy`], and the last slot that is free.
-pub(super) const LEGACY_SLOTS: (usize, usize) = (7, 30);
+/// The first PCI slot of networks and disks in [`Hardware::Legacy`].
+const LEGACY_SLOT: usize = 7;
 
 /// How the guest's devices are arranged, which a guest must find unchanged at each start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub(super) fn fillers(vm: &VmSection) -> Vec<RootPort> {
         number: number + slot,
         address: address(first, slot),
     };
-    let networks = without_first(vm.network.iter().enumerate().map(|(index, network)| network.slot(index)));
+    let networks = without_first(vm.network_slots());
     let networks = networks.into_iter().map(|slot| filler(format!("filler{slot}"), FILLER_NUMBER, NETWORK_SLOT, slot));
     let disks = without_first(vm.disks().map(|(slot, _)| slot));
     let disks = disks.into_iter().map(|slot| filler(format!("disk-filler{slot}"), DISK_FILLER_NUMBER, DISK_SLOT, slot));
@@ -151,7 +151,7 @@ impl Addresses {
     pub(super) fn network(self, index: usize) -> String {
         match self.hardware {
             Hardware::RootPorts | Hardware::Standard => address(NETWORK_SLOT, index),
-            Hardware::Legacy => format!("{:x}.0", LEGACY_SLOTS.0 + index),
+            Hardware::Legacy => format!("{:x}.0", LEGACY_SLOT + index),
         }
     }
 
@@ -165,7 +165,7 @@ impl Addresses {
 
 /// The slot of a disk in [`Hardware::Legacy`]: after the networks, or after the card that a VM without networks had.
 fn legacy_disk_slot(networks: usize, index: usize) -> usize {
-    LEGACY_SLOTS.0 + networks.max(1) + index
+    LEGACY_SLOT + networks.max(1) + index
 }
 
 /// The PCI address on the root bus of the device with this index: eight functions in each slot, starting at slot `first`.

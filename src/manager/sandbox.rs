@@ -26,7 +26,7 @@ use crate::{
     process::limited,
     render::{
         self, RandomInput, TemplateError, TemplateSet,
-        check::{self, Outcome, Refusal},
+        check::{self, Bystander, Outcome, Refusal},
         templates::Layers,
     },
 };
@@ -50,6 +50,8 @@ struct Job {
     /// The configuration in force, if the one for the new templates is another one.
     old_config: Option<ReconcilerConfig>,
     config: ReconcilerConfig,
+    /// The VMs of other sets.
+    bystanders: Vec<Bystander>,
     /// Only print the name of each template before it is rendered.
     trace: bool,
 }
@@ -81,8 +83,9 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs [`check::check_change`] in a separate process. `old_config` is the configuration in force, if it is another one than `config`. A VM for which the process has not enough memory or time although the set in use is not
-/// different in this is left out: one VM must not hold up the others.
+/// Runs [`check::check_change`] in a separate process. `old_config` is the configuration in force, if it is another one than `config`. A VM for
+/// which the process has not enough memory or time although the set in use is not different in this is left out: one VM must not hold up the
+/// others.
 ///
 /// # Errors
 /// If the set is refused, also because rendering takes too much memory or time. Or if the process cannot be started.
@@ -90,6 +93,7 @@ pub async fn check<M>(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
     vms: impl Fn() -> M,
+    bystanders: impl Fn() -> Vec<Bystander>,
     old_config: Option<&ReconcilerConfig>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Failure>
@@ -101,6 +105,7 @@ where
         new: new.layers().clone(),
         old_config: old_config.cloned(),
         config: config.clone(),
+        bystanders: if trace { Vec::new() } else { bystanders() },
         trace,
     };
     let mut left_out = BTreeSet::new();
@@ -215,7 +220,7 @@ pub fn serve() -> io::Result<()> {
 fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-    let Job { old, new, old_config, config, trace } = serde_json::from_str(&job)?;
+    let Job { old, new, old_config, config, bystanders, trace } = serde_json::from_str(&job)?;
     let old_config = old_config.as_ref().unwrap_or(&config);
     // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
@@ -238,12 +243,12 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
             let Some((vm, observed)) = parsed(line) else { continue };
             render::trace(&vm, &observed, &config, &random, &new, &mut say)?;
             say("(all templates)")?;
-            let _ = check::check_change(old.as_ref(), old_config, &new, &config, [(vm, observed)]);
+            let _ = check::check_change(old.as_ref(), old_config, &new, &config, Vec::new(), [(vm, observed)]);
         }
         return Ok(());
     }
     let vms = lines.filter_map(|line| parsed(line.split_once('\t')?.1));
-    let report = match check::check_change(old.as_ref(), old_config, &new, &config, vms) {
+    let report = match check::check_change(old.as_ref(), old_config, &new, &config, bystanders, vms) {
         Ok(outcome) => Report::Checked(outcome),
         Err(refusal) => Report::Refused(refusal),
     };
@@ -266,6 +271,7 @@ mod tests {
             new: set.layers().clone(),
             old_config: None,
             config: ReconcilerConfig::default(),
+            bystanders: Vec::new(),
             trace,
         };
         let mut input = serde_json::to_string(&job).unwrap();

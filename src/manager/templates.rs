@@ -46,7 +46,7 @@ use crate::{
     process::ErrorChain,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
-        check::{self, Outcome, Sample},
+        check::{self, Bystander, Outcome, Sample},
         templates::Layers,
     },
 };
@@ -161,10 +161,21 @@ impl Checks {
         self.caches.iter().flat_map(Caches::vms)
     }
 
-    /// The VMs that templates can render, with their objects.
-    fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
-        self.caches.iter().flat_map(Caches::observed).filter(|(vm, _)| vm.spec.invalid.is_none())
+    /// The VMs that a set renders, with their objects.
+    fn observed(&self, set: Option<&str>) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
+        self.caches.iter().flat_map(Caches::observed).filter(move |(vm, _)| is_rendered(vm, set))
     }
+
+    /// All other VMs.
+    fn bystanders(&self, set: Option<&str>) -> Vec<Bystander> {
+        let others = self.caches.iter().flat_map(Caches::observed).filter(|(vm, _)| !is_rendered(vm, set));
+        others.map(|(vm, observed)| Bystander::of(&vm, &observed)).collect()
+    }
+}
+
+/// Whether a set renders the VM.
+fn is_rendered(vm: &VirtualMachine, set: Option<&str>) -> bool {
+    vm.spec.invalid.is_none() && vm.template_set() == set
 }
 
 /// Waits until the VMs of all namespaces are listed, for [`FIRST_VMS`] at most. Returns whether they are.
@@ -263,7 +274,7 @@ impl Loader {
             }
             let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
-                sandbox::check(None, set, examples, None, &check::example_config()).await
+                sandbox::check(None, set, examples, Vec::new, None, &check::example_config()).await
             {
                 harmful.push((name.map(str::to_owned), error));
             }
@@ -612,8 +623,9 @@ impl Loader {
         configs: Configs<'_>,
         checks: &Checks,
     ) -> Result<(Outcome, usize), Option<Refused>> {
-        let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
-        let mut outcome = match sandbox::check(before, set, users, configs.in_force, configs.wanted).await {
+        let (users, bystanders) = (|| checks.observed(name), || checks.bystanders(name));
+        let checked = sandbox::check(before, set, users, bystanders, configs.in_force, configs.wanted).await;
+        let mut outcome = match checked {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
             Err(sandbox::Failure::Io(error)) => {

@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    RandomInput, TemplateError, TemplateSet, first_start, mounts::Owners as Claims, pod::is_guest, references, render,
-    valid,
+    RandomInput, TemplateError, TemplateSet, first_start,
+    mounts::{self, Owners as Claims},
+    pod::is_guest,
+    references, render, valid,
 };
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus},
@@ -92,6 +94,31 @@ pub struct Refusal {
     pub error: TemplateError,
 }
 
+/// A VM that a check does not render: it has another set, or something that is not allowed. What it has can be no other VM's.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Bystander {
+    vm: String,
+    namespace: Option<String>,
+    /// The objects that the VM owns.
+    objects: Vec<ObjectKey>,
+    /// The names of its claims.
+    claims: BTreeSet<String>,
+}
+
+impl Bystander {
+    /// What the VM has in the cluster.
+    pub fn of(vm: &VirtualMachine, observed: &Observed) -> Self {
+        let uid = vm.metadata.uid.as_deref().unwrap_or_default();
+        let owned = observed.objects.iter().filter(|object| object.is_owned_by(uid));
+        Self {
+            vm: vm.full_name(),
+            namespace: vm.metadata.namespace.clone(),
+            objects: owned.map(|object| object.key.clone()).collect(),
+            claims: mounts::claims_of(vm, observed).map(str::to_owned).collect(),
+        }
+    }
+}
+
 /// Renders all VMs with the current set and with the new one, under one configuration: [`check_change`].
 ///
 /// # Errors
@@ -102,7 +129,7 @@ pub fn check(
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Refusal> {
-    check_change(old, config, new, config, vms)
+    check_change(old, config, new, config, Vec::new(), vms)
 }
 
 /// Renders all VMs with the current set and configuration, and with the new ones. A VM that runs is also rendered as it is when it is stopped,
@@ -111,6 +138,8 @@ pub fn check(
 /// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
 /// no values of its own, the defaults of the set do not match its schema.
 ///
+/// `bystanders` are the VMs of other sets.
+///
 /// # Errors
 /// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
 pub fn check_change(
@@ -118,6 +147,7 @@ pub fn check_change(
     old_config: &ReconcilerConfig,
     new: &TemplateSet,
     config: &ReconcilerConfig,
+    mut bystanders: Vec<Bystander>,
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
 ) -> Result<Outcome, Refusal> {
     let random = RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() };
@@ -138,6 +168,7 @@ pub fn check_change(
                     .kept_versions
                     .extend(old.filter(|_| matches!(before, Some(Ok(_)))).map(|old| old.version().to_owned()));
                 outcome.misfits += 1;
+                bystanders.push(Bystander::of(&vm, &observed));
                 let has_values =
                     vm.spec.template_values.as_ref().and_then(Value::as_object).is_some_and(|it| !it.is_empty());
                 if !has_values && matches!(before, Some(Ok(_))) {
@@ -146,10 +177,11 @@ pub fn check_change(
                 }
                 continue;
             }
-            // No set can help that.
-            Err(error) if error.not_allowed => continue,
-            // The VM had an error before, which its condition reports.
-            Err(_) if !matches!(before, Some(Ok(_))) => continue,
+            // No set can help what is not allowed. An error that the VM had before is in its condition.
+            Err(error) if error.not_allowed || !matches!(before, Some(Ok(_))) => {
+                bystanders.push(Bystander::of(&vm, &observed));
+                continue;
+            }
             Err(error) => return Err(refusal(&vm, error)),
         };
         let is_rendered = matches!(before, Some(Ok(_)));
@@ -173,10 +205,16 @@ pub fn check_change(
         }
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
-        claims.add_vm(&vm, &observed, &before);
-        claims.add_mounts(&Arc::new(metadata(&vm)), &after);
+        let bare = Arc::new(metadata(&vm));
+        let rendered = before.iter().filter(|object| object.key.is_claim()).map(|object| object.key.name.as_str());
+        claims.add_vm(
+            &vm.full_name(),
+            vm.metadata.namespace.as_deref(),
+            mounts::claims_of(&vm, &observed).chain(rendered),
+        );
+        claims.add_mounts(&bare, &after);
         for object in &after {
-            note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
+            note_owner(&mut owners, &bare, object, &before).map_err(|error| refusal(&vm, error))?;
         }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
@@ -197,6 +235,13 @@ pub fn check_change(
                 let sample = || Sample { vm: metadata(&vm), object: object.clone(), former: former.clone(), exists };
                 add_sample(samples.entry(key).or_default(), &vm, sample);
             }
+        }
+    }
+    for Bystander { vm, namespace, objects, claims: its } in &bystanders {
+        claims.add_vm(vm, namespace.as_deref(), its.iter().map(String::as_str));
+        let taken = objects.iter().find_map(|key| owners.get(&place(namespace.as_deref(), key)));
+        if let Some(owner) = taken.filter(|owner| !owner.is_own) {
+            return Err(refusal(&owner.vm, owner.rendered_twice(vm)));
         }
     }
     if let Some((vm, error)) = claims.foreign() {
@@ -269,30 +314,46 @@ fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
 
 /// The VM that has an object.
 struct Owner {
-    vm: String,
+    vm: Arc<VirtualMachine>,
     /// It has the object with the set in use too, or with the built-in templates. Then two VMs with the object are not the set's fault: their
     /// specs name it.
     is_own: bool,
+    object: ObjectKey,
+    template: String,
+}
+
+impl Owner {
+    fn rendered_twice(&self, other: &str) -> TemplateError {
+        let Self { vm, object, template, .. } = self;
+        let vm = vm.full_name();
+        let message = format!("{object} is rendered for the VMs {vm} and {other}: its name must contain the VM's name");
+        TemplateError::refused(template, message)
+    }
+}
+
+/// A namespace, and the API group, kind and name of an object.
+type Place = [Option<String>; 4];
+
+fn place(namespace: Option<&str>, key: &ObjectKey) -> Place {
+    let texts = [namespace, key.group(), Some(&key.kind), Some(&key.name)];
+    texts.map(|text| text.map(str::to_owned))
 }
 
 /// Refuses an object that two VMs of a namespace would have: only one of them can be its owner.
 fn note_owner(
-    owners: &mut HashMap<[Option<String>; 4], Owner>,
-    vm: &VirtualMachine,
+    owners: &mut HashMap<Place, Owner>,
+    vm: &Arc<VirtualMachine>,
     object: &Rendered,
     before: &[Rendered],
 ) -> Result<(), TemplateError> {
-    let ObjectKey { kind, name, .. } = &object.key;
-    let group = object.key.group().map(str::to_owned);
-    let key = [vm.metadata.namespace.clone(), group, Some(kind.clone()), Some(name.clone())];
-    let is_own = object.template.starts_with("builtin/") || before.iter().any(|it| it.key.is_same_object(&object.key));
-    match owners.entry(key) {
-        Entry::Vacant(entry) => drop(entry.insert(Owner { vm: vm.full_name(), is_own })),
+    let Rendered { key, template, .. } = object;
+    let is_own = template.starts_with("builtin/") || before.iter().any(|it| it.key.is_same_object(key));
+    let owner = Owner { vm: vm.clone(), is_own, object: key.clone(), template: template.clone() };
+    match owners.entry(place(vm.metadata.namespace.as_deref(), key)) {
+        Entry::Vacant(entry) => drop(entry.insert(owner)),
         Entry::Occupied(other) if !(is_own && other.get().is_own) => {
-            let (other, vm) = (&other.get().vm, vm.full_name());
-            let message =
-                format!("{} is rendered for the VMs {other} and {vm}: its name must contain the VM's name", object.key);
-            return Err(TemplateError::refused(&object.template, message));
+            let (at_fault, other) = if is_own { (other.get(), &owner) } else { (&owner, other.get()) };
+            return Err(at_fault.rendered_twice(&other.vm.full_name()));
         }
         Entry::Occupied(_) => {}
     }
@@ -494,7 +555,7 @@ mod tests {
             let refusal = check(old, &new, vms(), &config).unwrap_err();
             assert_eq!(
                 refusal.error.to_string(),
-                "x.yaml.j2: ConfigMap settings is rendered for the VMs orchard/apple and orchard/pear: its name must contain the VM's name"
+                "x.yaml.j2: ConfigMap settings is rendered for the VMs orchard/pear and orchard/apple: its name must contain the VM's name"
             );
         }
         // One version of a group or another: it is the same object.
@@ -795,6 +856,42 @@ mod tests {
     }
 
     #[test]
+    fn what_a_vm_of_another_set_has_is_no_other_vms() {
+        let [apple, (pear, _)]: [_; 2] = vms().try_into().unwrap();
+        let objects = crate::test_support::rendered(&pear, &nothing());
+        let observed = crate::test_support::applied(&objects, |_, _| ());
+        let check = |new: &str, namespace: &str| {
+            let map = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {new}}}\n");
+            let mounts = format!(
+                "{{% extends 'base/pod.yaml.j2' %}}\n{{% block volumes %}}\n    - {{name: x, persistentVolumeClaim: {{claimName: {new}}}}}\n{{% endblock %}}\n"
+            );
+            let text = if new == "pear" { ("x.yaml.j2", map.as_str()) } else { ("pod.yaml.j2", mounts.as_str()) };
+            let bystander = Bystander { namespace: Some(namespace.into()), ..Bystander::of(&pear, &observed) };
+            let (old, config) = (set(&[]), ReconcilerConfig::default());
+            let outcome = check_change(Some(&old), &config, &set(&[text]), &config, vec![bystander], [apple.clone()]);
+            outcome.map(|outcome| outcome.changed).map_err(|refusal| refusal.error.to_string())
+        };
+        assert_eq!(
+            check("pear", "orchard"),
+            Err("x.yaml.j2: ConfigMap pear is rendered for the VMs orchard/apple and orchard/pear: its name must contain the VM's name".into())
+        );
+        assert_eq!(
+            check("pear-core-disk", "orchard"),
+            Err("pod.yaml.j2: Pod apple mounts the claim pear-core-disk, which is the VM orchard/pear's".into())
+        );
+        assert_eq!([check("pear", "garden"), check("pear-core-disk", "garden")], [Ok(1), Ok(1)]);
+        // So it is if this set renders the other VM, but it has something that is not allowed.
+        let hostile = vm(|vm| {
+            vm["metadata"]["name"] = json!("pear");
+            vm["spec"]["nodeName"] = json!("n1");
+        });
+        let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: pear}\n";
+        let (old, new, config) = (set(&[]), set(&[("x.yaml.j2", map)]), ReconcilerConfig::default());
+        let error = super::check(Some(&old), &new, [(hostile, observed), apple], &config).unwrap_err().error;
+        assert!(error.message.contains("orchard/apple and orchard/pear"), "{error}");
+    }
+
+    #[test]
     fn of_an_object_that_exists_the_change_is_tried() {
         let map = |more: &str| {
             format!(
@@ -838,7 +935,8 @@ mod tests {
             ReconcilerConfig { template_values, ..ReconcilerConfig::default() }
         };
         let change = |new: &ReconcilerConfig| {
-            check_change(Some(&set), &ReconcilerConfig::default(), &set, new, vms()).map(|outcome| outcome.changed)
+            check_change(Some(&set), &ReconcilerConfig::default(), &set, new, Vec::new(), vms())
+                .map(|outcome| outcome.changed)
         };
         assert_eq!(change(&config(json!({ "name": "b" }))).unwrap(), 2);
         let error = change(&config(json!("b"))).unwrap_err().error;

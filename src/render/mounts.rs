@@ -124,6 +124,14 @@ pub(super) fn check<'a>(
     }
 }
 
+/// The claims that a VM has in the cluster.
+pub(super) fn claims_of<'a>(vm: &'a VirtualMachine, observed: &'a Observed) -> impl Iterator<Item = &'a str> {
+    let is_its = |object: &&Arc<Object>| {
+        object.key.is_claim() && (object.vm() == vm.metadata.name.as_deref() || is_used(vm, &object.key.name))
+    };
+    observed.objects.iter().filter(is_its).map(|object| object.key.name.as_str())
+}
+
 /// Which VM has which claim, and who mounts what.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
@@ -142,16 +150,10 @@ struct Mount {
 
 impl Owners {
     /// Notes the claims of a VM: those that it has in the cluster, and those that the set in use renders for it.
-    pub(super) fn add_vm(&mut self, vm: &VirtualMachine, observed: &Observed, before: &[Rendered]) {
-        let name = vm.full_name();
-        let is_its = |object: &&Arc<Object>| {
-            object.key.is_claim() && (object.vm() == vm.metadata.name.as_deref() || is_used(vm, &object.key.name))
-        };
-        let found = observed.objects.iter().filter(is_its).map(|object| &object.key.name);
-        let rendered = before.iter().filter(|object| object.key.is_claim()).map(|object| &object.key.name);
-        for claim in found.chain(rendered) {
-            let place = (vm.metadata.namespace.clone().unwrap_or_default(), claim.clone());
-            self.owners.entry(place).or_default().insert(name.clone());
+    pub(super) fn add_vm<'a>(&mut self, vm: &str, namespace: Option<&str>, claims: impl Iterator<Item = &'a str>) {
+        for claim in claims {
+            let place = (namespace.unwrap_or_default().to_owned(), claim.to_owned());
+            self.owners.entry(place).or_default().insert(vm.to_owned());
         }
     }
 

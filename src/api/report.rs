@@ -6,7 +6,10 @@
 //!
 //! The manager folds the report into the status of the VM, where people and programs read it.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
 use kube::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -218,8 +221,8 @@ impl VmReportStatus {
     /// at each start stays known if the runner does not say it.
     ///
     /// A condition keeps its time while its status is the same as before, whichever Pod reports it. Only that of Running is always the
-    /// runner's: the manager compares it with the end of containers.
-    pub fn fold_into(self, pod_uid: &str, status: &mut VirtualMachineStatus) {
+    /// runner's: the manager compares it with the end of containers. A time that can't be, before 1970 or after `now`, does not count.
+    pub fn fold_into(self, pod_uid: &str, now: Timestamp, status: &mut VirtualMachineStatus) {
         let Self {
             mut conditions,
             runner_version,
@@ -240,10 +243,15 @@ impl VmReportStatus {
             osinfo,
         } = self;
         conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
-        for condition in conditions.iter_mut().filter(|condition| condition.type_ != RUNNING) {
+        for condition in &mut conditions {
             let before = conditions::find(&status.conditions, &condition.type_);
-            if let Some(before) = before.filter(|before| before.status == condition.status) {
-                condition.last_transition_time = before.last_transition_time.clone();
+            let before =
+                before.filter(|before| before.status == condition.status).map(|before| &before.last_transition_time);
+            let can_be = (Timestamp::UNIX_EPOCH..=now).contains(&condition.last_transition_time.0);
+            if condition.type_ != RUNNING || !can_be {
+                // A new time at each call would be a write at each call.
+                let or_else = if can_be { &condition.last_transition_time } else { &Time(now) };
+                condition.last_transition_time = before.unwrap_or(or_else).clone();
             }
         }
         for condition in &mut conditions {

@@ -110,7 +110,7 @@ impl VmResource {
     async fn write(&self, status: VmReportStatus) -> Result<Option<Answer>, kube::Error> {
         let report = json!([{ "op": "add", "path": "/status", "value": status }]);
         let mut of_vm = VirtualMachineStatus::default();
-        status.fold_into(self.target.pod_uid.as_deref().unwrap_or_default(), &mut of_vm);
+        status.fold_into(self.target.pod_uid.as_deref().unwrap_or_default(), Timestamp::now(), &mut of_vm);
         of_vm.pod_uid = of_vm.pod_uid.filter(|uid| !uid.is_empty());
         let vm = json!({
             "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()),

@@ -62,7 +62,7 @@ pub enum ReportAction {
 pub fn fold(vm: &VirtualMachine, observed: &Observed) -> Option<VirtualMachine> {
     let (report, said) = counting(vm, observed)?;
     let mut vm = vm.clone();
-    said.fold_into(&report.key.name, vm.status.get_or_insert_default());
+    said.fold_into(&report.key.name, observed.now, vm.status.get_or_insert_default());
     ownership::mark_reported(&mut vm);
     Some(vm)
 }

@@ -164,6 +164,30 @@ fn the_report_that_counts() {
 }
 
 #[test]
+fn a_time_that_can_not_be_does_not_count_and_the_status_comes_to_rest() {
+    let times = |vm: &VirtualMachine| -> Vec<String> {
+        let conditions = &vm.status.as_ref().unwrap().conditions;
+        let reported = conditions.iter().filter(|condition| ["Running", "Booted"].contains(&condition.type_.as_str()));
+        reported.map(|condition| condition.last_transition_time.0.to_string()).collect()
+    };
+    for (time, expected) in [
+        ("2027-01-15T07:30:00Z", "2027-01-15T07:30:00Z"),
+        ("-000001-01-01T00:00:00Z", "2027-01-15T08:00:00Z"),
+        ("9999-01-01T00:00:00Z", "2027-01-15T08:00:00Z"),
+    ] {
+        let mut said = said(true);
+        for condition in said["conditions"].as_array_mut().unwrap() {
+            condition["lastTransitionTime"] = json!(time);
+        }
+        let observed = with_reports(cluster(|_, _| ()), vec![own(POD, &said)]);
+        let folded = fold(&reported(true, |vm| vm["status"]["conditions"] = json!([])), &observed).unwrap();
+        assert_eq!(times(&folded), [expected; 2], "{time}");
+        let later = Observed { now: observed.now + k8s_openapi::jiff::SignedDuration::from_secs(60), ..observed };
+        assert_eq!(times(&fold(&folded, &later).unwrap()), [expected; 2], "{time}");
+    }
+}
+
+#[test]
 fn a_report_is_in_the_status_and_the_second_look_writes_nothing() {
     let killed = |kind: &str, object: &mut Value| {
         if kind == "Pod" {

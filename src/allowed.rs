@@ -15,7 +15,8 @@
 //! | `resources`: names of resources | CPUs, memory, storage, huge pages and the devices of VMs; `extendedResources` |
 //! | `loadBalancerService`: keys | `services.labels`, `services.annotations`, if VMs have such Services |
 //! | `vm.networks`: `tap` | `networks.bridges`; never beside `user` |
-//! | with a tap: URLs of CDs, the display's port | `networks.cdUrls`; 5800 to 5999 and `networks.displayPorts` |
+//! | with a tap: URLs of CDs | `networks.cdUrls` |
+//! | with a tap or a Service: the display's port | 5800 to 5999 and `networks.displayPorts` |
 //! | `volumeClaimTemplate` | `claims.labels`, `claims.annotations`, `claims.dataSources`, `claims.volumeNames`; no unknown field |
 //! | texts for a legacy runner | no characters that mean something to its template, no file of the node |
 //!
@@ -38,7 +39,7 @@ use crate::{
         VirtualMachine, VirtualMachineSpec, Vnc, cd::Cd,
     },
     config::{
-        Allowed, LoadBalancerService, ReconcilerConfig,
+        Allowed, ReconcilerConfig,
         allowed::{Patterns, is_named_like_legacy, repository},
     },
     runner_config::paths::IMAGE_REPOSITORY,
@@ -202,9 +203,10 @@ pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) ->
     check.affinity(affinity.as_ref(), namespace.as_deref());
     check.runner_template(runner_template);
     check.service(load_balancer_service.as_ref());
+    let has_service = config.load_balancer_service.defaults(load_balancer_service.as_ref()).is_some();
     check.cloud_init(cloud_init.as_ref());
     check.logging(logging_properties.as_deref());
-    check.machine(machine);
+    check.machine(machine, has_service);
     check.found
 }
 
@@ -360,12 +362,7 @@ impl Check<'_> {
     /// Cloud controllers and DNS obey what stands on a Service. What a VM removes was set by an administrator.
     fn service(&mut self, service: Option<&ServiceMetadata>) {
         let Some(ServiceMetadata { labels, annotations }) = service else { return };
-        let nothing = ServiceMetadata::default();
-        let defaults = match &self.config.load_balancer_service {
-            LoadBalancerService::Enabled(false) => return,
-            LoadBalancerService::Enabled(true) => &nothing,
-            LoadBalancerService::Metadata(defaults) => defaults,
-        };
+        let Some(defaults) = self.config.load_balancer_service.defaults(service) else { return };
         let changed = |own: &Option<NullableTexts>, default: &Option<NullableTexts>| -> Vec<String> {
             let is_same = |key: &String, value: &Option<String>| {
                 let default = default.as_ref().and_then(|default| default.get(key)).cloned().flatten();
@@ -426,7 +423,7 @@ impl Check<'_> {
         }
     }
 
-    fn machine(&mut self, machine: &Machine) {
+    fn machine(&mut self, machine: &Machine, has_service: bool) {
         let Machine {
             state: _,
             machine_uuid: _,
@@ -467,7 +464,7 @@ impl Check<'_> {
                 self.cd(&format!("{field}.cdrom.image"), image);
             }
         }
-        self.display(display);
+        self.display(display, has_service);
     }
 
     /// A card is a device of QEMU with fixed properties, so its name can't be another device.
@@ -572,7 +569,8 @@ impl Check<'_> {
         }
     }
 
-    fn display(&mut self, display: &Display) {
+    /// With a tap the port is one of the node, and with a Service one of the load balancer, which may be one of all nodes.
+    fn display(&mut self, display: &Display, has_service: bool) {
         let Display { outputs: _, logged_in_user, spice, vnc, clipboard: _ } = display;
         // `server` and `proxyUrl` are for the viewer's file.
         let Spice { port, server: _, generate_secret: _, proxy_url: _, streaming_video, usb_redirects: _ } = spice;
@@ -580,7 +578,7 @@ impl Check<'_> {
             Some(Vnc { port }) => ("spec.vm.display.vnc.port", *port),
             None => ("spec.vm.display.spice.port", *port),
         };
-        if self.is_tapped && port != 0 && !self.allowed.networks.display_ports.contain(port) {
+        if (self.is_tapped || has_service) && port != 0 && !self.allowed.networks.display_ports.contain(port) {
             self.refuse(field, port.to_string(), Rule::List(List::DisplayPorts));
         }
         self.legacy_text("spec.vm.display.spice.streamingVideo", streaming_video.as_deref(), false);

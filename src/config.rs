@@ -3,7 +3,7 @@
 //! Keys that begin with `/` are the paths of components, as in the files of existing users. The manager warns about unknown keys and does
 //! not refuse them, because those files also configure components that this program does not have.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -362,6 +362,18 @@ pub enum LoadBalancerService {
     Enabled(bool),
     /// As `true`, with labels and annotations for every Service.
     Metadata(ServiceMetadata),
+}
+
+impl LoadBalancerService {
+    /// What every Service of a VM has, if the VM has one; `own` is what the VM's spec says of it.
+    pub fn defaults(&self, own: Option<&ServiceMetadata>) -> Option<Cow<'_, ServiceMetadata>> {
+        let defaults = match self {
+            Self::Enabled(false) => return None,
+            Self::Enabled(true) => Cow::Owned(ServiceMetadata::default()),
+            Self::Metadata(defaults) => Cow::Borrowed(defaults),
+        };
+        if own.is_some_and(ServiceMetadata::is_empty) { None } else { Some(defaults) }
+    }
 }
 
 impl Default for LoadBalancerService {

@@ -219,6 +219,20 @@ fn a_tap_leads_into_the_network_of_the_node_and_to_nothing_more() {
 }
 
 #[test]
+fn the_display_of_a_service_has_a_listed_port() {
+    let spec =
+        |service: Value| json!({ "loadBalancerService": service, "vm": { "display": { "spice": { "port": 6443 } } } });
+    let on = "loadBalancerService: true";
+    let refused = ["spec.vm.display.spice.port=6443 networks.displayPorts"];
+    assert_eq!(found(&spec(Value::Null), &format!("{{{on}}}")), refused);
+    assert_eq!(found(&spec(json!({ "labels": {} })), &format!("{{{on}}}")), refused);
+    assert_eq!(found(&spec(Value::Null), &format!("{{{on}, networks: {{displayPorts: [6443]}}}}")), [""; 0]);
+    // Without a Service it is a port of the Pod.
+    assert_eq!(found(&spec(json!({})), &format!("{{{on}}}")), [""; 0]);
+    assert_eq!(found(&spec(Value::Null), "{}"), [""; 0]);
+}
+
+#[test]
 fn a_vm_changes_only_listed_keys_of_its_service() {
     let spec = json!({ "loadBalancerService": {
         "labels": { "kept": "1", "own": "2" }, "annotations": { "internal": null, "dns": "bank.example.org", "absent": "" } } });

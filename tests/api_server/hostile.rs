@@ -29,7 +29,8 @@ const LISTS: &str = r#""/Manager/Controller/Reconciler":
   loadBalancerService: {annotations: {internal: "true"}}
 "#;
 /// The same for the policy, as the page about security shows it.
-const VARIABLES: [(&str, &str); 5] = [
+const VARIABLES: [(&str, &str); 6] = [
+    ("haveServices", "true"),
     ("allowedBridges", "[r'^lan$']"),
     (
         "allowedImages",

@@ -19,15 +19,8 @@ pub(super) struct Service {
 impl Service {
     /// The VM's metadata over the manager's. Null or an empty value removes the manager's. `None`: the VM has no Service.
     pub(super) fn of(own: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<Self> {
+        let defaults = config.defaults(own)?;
         let nothing = ServiceMetadata::default();
-        let defaults = match config {
-            LoadBalancerService::Enabled(false) => return None,
-            LoadBalancerService::Enabled(true) => &nothing,
-            LoadBalancerService::Metadata(defaults) => defaults,
-        };
-        if own.is_some_and(ServiceMetadata::is_empty) {
-            return None;
-        }
         let own = own.unwrap_or(&nothing);
         Some(Self {
             labels: merged(defaults.labels.as_ref(), own.labels.as_ref()),

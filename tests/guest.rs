@@ -210,7 +210,7 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
         (vm.path("later.iso").to_str().unwrap(), "No such file or directory"),
     ] {
         insert(file, 0);
-        runner.logs(&format!("{file} can't be inserted into the CD drive cd0: {reason}"));
+        runner.logs(&format!("{file} can't be inserted into the CD drive 0: {reason}"));
         runner.logs("condition=\"ChangesApplied\" status=false reason=\"ChangeFailed\"");
     }
     insert(&small, 0);

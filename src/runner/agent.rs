@@ -614,7 +614,7 @@ impl Agent {
             return;
         }
         let (is_password, is_pause) = (matches!(change, Change::Password(_)), change.is_pause());
-        let drive = change.drive().map(str::to_owned);
+        let drive = change.drive();
         let problem = change.problem();
         match live::carry_out(change, &mut session.monitor, &self.options.runtime.guest_agent(), &mut session.actual)
             .await

@@ -5,6 +5,7 @@ use tracing::debug;
 
 use super::{
     cd::Medium,
+    device::DeviceId,
     qmp::{BlockdevAdd, Error as QmpError, Qmp},
 };
 use crate::runner_config::digest;
@@ -13,12 +14,17 @@ use crate::runner_config::digest;
 ///
 /// # Errors
 /// If QEMU refuses a step.
-pub async fn insert(monitor: &mut Qmp, id: &str, medium: &Medium, former: Option<String>) -> Result<(), QmpError> {
-    let node = node_name(id, medium);
+pub async fn insert(
+    monitor: &mut Qmp,
+    drive: DeviceId,
+    medium: &Medium,
+    former: Option<String>,
+) -> Result<(), QmpError> {
+    let node = node_name(drive, medium);
     // One that an agent has opened and not inserted.
     close_image(monitor, node.clone()).await;
     monitor.execute(BlockdevAdd(medium.node(&node))).await?;
-    if let Err(error) = exchange(monitor, id, &node).await {
+    if let Err(error) = exchange(monitor, drive, &node).await {
         close_image(monitor, node).await;
         return Err(error);
     }
@@ -32,9 +38,9 @@ pub async fn insert(monitor: &mut Qmp, id: &str, medium: &Medium, former: Option
 ///
 /// # Errors
 /// If QEMU refuses a step.
-pub async fn eject(monitor: &mut Qmp, id: &str, former: String) -> Result<(), QmpError> {
-    take_out(monitor, id).await?;
-    monitor.execute(close_tray(id)).await?;
+pub async fn eject(monitor: &mut Qmp, drive: DeviceId, former: String) -> Result<(), QmpError> {
+    take_out(monitor, drive).await?;
+    monitor.execute(close_tray(drive)).await?;
     close_image(monitor, former).await;
     Ok(())
 }
@@ -45,26 +51,26 @@ pub fn is_locked(error: &QmpError) -> bool {
     matches!(error, QmpError::Refused { command, .. } if steps.contains(command))
 }
 
-async fn exchange(monitor: &mut Qmp, id: &str, node: &str) -> Result<(), QmpError> {
-    take_out(monitor, id).await?;
-    monitor.execute(qmp::blockdev_insert_medium { id: id.to_owned(), node_name: node.to_owned() }).await?;
-    monitor.execute(close_tray(id)).await?;
+async fn exchange(monitor: &mut Qmp, drive: DeviceId, node: &str) -> Result<(), QmpError> {
+    take_out(monitor, drive).await?;
+    monitor.execute(qmp::blockdev_insert_medium { id: drive.to_string(), node_name: node.to_owned() }).await?;
+    monitor.execute(close_tray(drive)).await?;
     Ok(())
 }
 
 /// Opens the tray and takes out what is in it. If the guest has locked the tray, QEMU asks the guest to open it, and refuses
 /// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-open-tray>).
 #[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
-async fn take_out(monitor: &mut Qmp, id: &str) -> Result<(), QmpError> {
-    let tray = qmp::blockdev_open_tray { id: Some(id.to_owned()), device: None, force: Some(false) };
+async fn take_out(monitor: &mut Qmp, drive: DeviceId) -> Result<(), QmpError> {
+    let tray = qmp::blockdev_open_tray { id: Some(drive.to_string()), device: None, force: Some(false) };
     monitor.execute(tray).await?;
-    monitor.execute(qmp::blockdev_remove_medium { id: id.to_owned() }).await?;
+    monitor.execute(qmp::blockdev_remove_medium { id: drive.to_string() }).await?;
     Ok(())
 }
 
 #[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
-fn close_tray(id: &str) -> qmp::blockdev_close_tray {
-    qmp::blockdev_close_tray { id: Some(id.to_owned()), device: None }
+fn close_tray(drive: DeviceId) -> qmp::blockdev_close_tray {
+    qmp::blockdev_close_tray { id: Some(drive.to_string()), device: None }
 }
 
 /// Closes an image that is in no drive any more.
@@ -76,6 +82,6 @@ async fn close_image(monitor: &mut Qmp, node: String) {
 }
 
 /// The name of the node of a CD in a drive. It has at most 31 characters, as QEMU wants it.
-fn node_name(id: &str, medium: &Medium) -> String {
-    format!("{id}-{}", digest(medium.text(), 8))
+fn node_name(drive: DeviceId, medium: &Medium) -> String {
+    format!("{drive}-{}", digest(medium.text(), 8))
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     cd::{Answer, Medium},
     config::{Configuration, Password},
+    device::DeviceId,
     qmp::CpuSlot,
     state::{MachineState, Orders, StartedWith},
 };
@@ -40,6 +41,8 @@ pub struct Desired {
 pub struct WantedCd {
     /// The drive's slot.
     pub slot: u32,
+    /// The drive as people know it: its name, or its number among the CD drives, counted from 0.
+    pub drive: String,
     /// The CD as the configuration names it. Empty: none.
     pub text: String,
 }
@@ -66,7 +69,12 @@ impl From<&Configuration> for Desired {
                 .map(|(protocol, password)| DisplayPassword { protocol, password }),
             cds: vm
                 .cds()
-                .map(|(slot, drive)| WantedCd { slot, text: drive.cd().unwrap_or_default().to_owned() })
+                .enumerate()
+                .map(|(number, (slot, drive))| WantedCd {
+                    slot,
+                    drive: drive.cd_name().map_or_else(|| number.to_string(), str::to_owned),
+                    text: drive.cd().unwrap_or_default().to_owned(),
+                })
                 .collect(),
             reset_counter: config.reset_counter,
             reboot_counter: config.reboot_counter,
@@ -78,8 +86,8 @@ impl From<&Configuration> for Desired {
 /// A CD drive of the running QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CdDrive {
-    /// The name of its device in the QEMU template: `cd` and its slot.
-    pub id: String,
+    /// Its slot.
+    pub slot: u32,
     /// The CD in it. `None`: the drive is empty.
     pub inserted: Option<Inserted>,
 }
@@ -105,12 +113,10 @@ pub struct Media {
 /// The CD drives in an answer of `query-block`.
 pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
     let drives = blocks.as_array().into_iter().flatten().filter_map(|block| {
-        // The device's name, or the path in QEMU's object tree.
-        let id = block["qdev"].as_str()?.rsplit('/').next()?;
-        id.strip_prefix("cd")?.parse::<usize>().ok()?;
+        let DeviceId::Cd(slot) = DeviceId::at(block["qdev"].as_str()?)? else { return None };
         let text = |key: &str| block["inserted"][key].as_str().map(str::to_owned);
         let inserted = text("file").map(|file| Inserted { text: file, node: text("node-name").unwrap_or_default() });
-        Some(CdDrive { id: id.to_owned(), inserted })
+        Some(CdDrive { slot, inserted })
     });
     drives.collect()
 }
@@ -168,8 +174,10 @@ pub enum Change {
     Password(DisplayPassword),
     /// `blockdev-add` and `blockdev-insert-medium`, after what is in the drive was taken out.
     Insert {
-        /// The name of the drive's device.
-        id: String,
+        /// The drive's slot.
+        slot: u32,
+        /// The drive as people know it.
+        drive: String,
         /// The CD.
         medium: Medium,
         /// The node of what is in the drive.
@@ -177,8 +185,10 @@ pub enum Change {
     },
     /// `blockdev-remove-medium`, after opening the tray.
     Eject {
-        /// The name of the drive's device.
-        id: String,
+        /// The drive's slot.
+        slot: u32,
+        /// The drive as people know it.
+        drive: String,
         /// The node of what is in the drive.
         former: String,
     },
@@ -229,9 +239,9 @@ impl Change {
     }
 
     /// The CD drive that it changes.
-    pub fn drive(&self) -> Option<&str> {
+    pub fn drive(&self) -> Option<DeviceId> {
         match self {
-            Self::Insert { id, .. } | Self::Eject { id, .. } => Some(id),
+            Self::Insert { slot, .. } | Self::Eject { slot, .. } => Some(DeviceId::Cd(*slot)),
             Self::Plug { .. }
             | Self::Unplug { .. }
             | Self::Balloon(_)
@@ -247,8 +257,10 @@ impl Change {
     /// no balloon.
     pub fn problem(&self) -> Option<String> {
         match self {
-            Self::Insert { id, medium, former: _ } => Some(not_inserted(medium.text(), id)),
-            Self::Eject { id, former: _ } => Some(format!("the CD can't be taken out of the drive {id}")),
+            Self::Insert { slot: _, drive, medium, former: _ } => Some(not_inserted(medium.text(), drive)),
+            Self::Eject { slot: _, drive, former: _ } => {
+                Some(format!("the CD can't be taken out of the CD drive {drive}"))
+            }
             Self::Pause => Some("the guest can't be paused".into()),
             Self::GoOn => Some("the guest can't go on".into()),
             Self::Reboot(_) => Some("the guest can't be asked to reboot".into()),
@@ -257,8 +269,8 @@ impl Change {
     }
 }
 
-fn not_inserted(text: &str, id: &str) -> String {
-    format!("{text} can't be inserted into the CD drive {id}")
+fn not_inserted(text: &str, drive: &str) -> String {
+    format!("{text} can't be inserted into the CD drive {drive}")
 }
 
 /// The prefix of the names of CPUs that the runner has plugged. Only a CPU with a name can be unplugged; those of QEMU's start have
@@ -300,14 +312,16 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
     if must_ask(desired, actual) {
         return changes;
     }
-    for (drive, _, answer) in drives_with_media(actual) {
-        let (id, inserted) = (drive.id.clone(), drive.inserted.as_ref());
+    for (CdDrive { slot, inserted }, WantedCd { drive, .. }, answer) in drives_with_media(actual) {
+        let (slot, drive, inserted) = (*slot, drive.clone(), inserted.as_ref());
         match (answer, inserted) {
             (Some(Ok(medium)), inserted) if inserted.is_none_or(|inserted| inserted.text != medium.text()) => {
                 let former = inserted.map(|inserted| inserted.node.clone());
-                changes.push(Change::Insert { id, medium: medium.clone(), former });
+                changes.push(Change::Insert { slot, drive, medium: medium.clone(), former });
             }
-            (None, Some(inserted)) => changes.push(Change::Eject { id, former: inserted.node.clone() }),
+            (None, Some(inserted)) => {
+                changes.push(Change::Eject { slot, drive, former: inserted.node.clone() });
+            }
             // What is refused leaves the drive as it is.
             _ => {}
         }
@@ -381,20 +395,20 @@ pub fn must_ask(desired: &Desired, actual: &Actual) -> bool {
 
 /// The CDs that the machine role has refused, each as a sentence.
 pub fn refused_media(actual: &Actual) -> Vec<String> {
-    let refused = |(drive, text, answer): (&CdDrive, &str, Option<&Answer>)| {
+    let refused = |(_, wanted, answer): (&CdDrive, &WantedCd, Option<&Answer>)| {
         let refusal = answer?.as_ref().err()?;
-        Some(format!("{}: {refusal}", not_inserted(text, &drive.id)))
+        Some(format!("{}: {refusal}", not_inserted(&wanted.text, &wanted.drive)))
     };
     drives_with_media(actual).filter_map(refused).collect()
 }
 
 /// The CD drives that QEMU has, each with the CD that it should hold, and what is known about that (`None`: the drive should be empty). A
 /// drive that QEMU does not have yet is a pending change.
-fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &str, Option<&Answer>)> {
+fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &WantedCd, Option<&Answer>)> {
     let media = actual.media.cds.iter().zip(&actual.media.answers);
-    media.filter_map(|(WantedCd { slot, text }, answer)| {
-        let drive = actual.cds.iter().find(|drive| drive.id == format!("cd{slot}"))?;
-        Some((drive, text.as_str(), Some(answer).filter(|_| !text.is_empty())))
+    media.filter_map(|(wanted, answer)| {
+        let drive = actual.cds.iter().find(|drive| drive.slot == wanted.slot)?;
+        Some((drive, wanted, Some(answer).filter(|_| !wanted.text.is_empty())))
     })
 }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
-use super::{cd::Medium, runtime_dir::RuntimeDir};
+use super::{cd::Medium, device::DeviceId, runtime_dir::RuntimeDir};
 use crate::api::Clipboard;
 use crate::api::network::MOST_NETWORKS;
 use crate::api::status::{CdIdentity, DiskIdentity};
@@ -175,7 +175,7 @@ struct FirmwareContext<'a> {
 
 #[derive(Debug, Serialize)]
 struct DiskContext<'a> {
-    id: String,
+    id: DeviceId,
     path: &'a str,
     /// `raw` or `qcow2`.
     format: &'static str,
@@ -188,7 +188,7 @@ struct DiskContext<'a> {
 
 #[derive(Debug, Serialize)]
 struct CdContext<'a> {
-    id: String,
+    id: DeviceId,
     /// The path or URL of the image. `None`: the drive is empty.
     image: Option<&'a str>,
     /// The protocol of a URL; `None` for a path.
@@ -199,7 +199,7 @@ struct CdContext<'a> {
 
 #[derive(Debug, Serialize)]
 struct NetworkContext<'a> {
-    id: String,
+    id: DeviceId,
     #[serde(rename = "type")]
     type_: &'static str,
     device: &'a str,
@@ -412,7 +412,7 @@ fn networks<'a>(
         .iter()
         .zip(macs(&vm.network, uuid, addresses.hardware))
         .enumerate()
-        .map(|(at, (network, mac))| network_context(as_index(network.slot(at)), network, mac, addresses, pod))
+        .map(|(at, (network, mac))| network_context(network.slot(at), network, mac, addresses, pod))
         .collect();
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
@@ -488,7 +488,7 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
                 let at = disks.len();
                 let slot = drive.slot(at);
                 disks.push(DiskContext {
-                    id: format!("disk{slot}"),
+                    id: DeviceId::Disk(slot),
                     path: resource,
                     format: format(drive),
                     block: block_devices.get(at).copied().unwrap_or_default(),
@@ -501,7 +501,7 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
                 let slot = drive.slot(cds.len());
                 let medium = media.get(cds.len()).and_then(Option::as_ref);
                 cds.push(CdContext {
-                    id: format!("cd{slot}"),
+                    id: DeviceId::Cd(slot),
                     image: medium.map(Medium::text),
                     protocol: medium.and_then(Medium::protocol),
                     bootindex: bootindex.or(by_place),
@@ -537,7 +537,7 @@ fn check_number(kind: &str, number: usize, most: usize) -> Result<(), Error> {
 }
 
 fn network_context<'a>(
-    index: usize,
+    slot: u32,
     network: &'a NetworkSection,
     mac: String,
     addresses: Addresses,
@@ -549,7 +549,7 @@ fn network_context<'a>(
         NetworkSection::Pod { device, .. } => ("pod", device, None, None),
     };
     NetworkContext {
-        id: format!("net{index}"),
+        id: DeviceId::Network(slot),
         type_,
         // Users write the short name. QEMU needs the name of the PCI device.
         device: if device == "virtio-net" { "virtio-net-pci" } else { device },
@@ -562,7 +562,7 @@ fn network_context<'a>(
         },
         socket: (type_ == "pod").then(|| pod.socket().display().to_string()),
         vhost_user: type_ == "pod" && matches!(pod, PodLink::VhostUser(_)),
-        address: addresses.network(index),
+        address: addresses.network(as_index(slot)),
     }
 }
 

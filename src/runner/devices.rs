@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::state::Helper;
+use super::{device::DeviceId, state::Helper};
 use crate::{api::Reason, runner_config::VmSection};
 
 /// A device that does not work.
@@ -68,10 +68,12 @@ pub fn failed_disks(blocks: &Value, vm: &VmSection) -> Vec<Problem> {
             "failed" => false,
             _ => return None,
         };
-        // The device's name, or a path in QEMU's object tree with it.
-        let device = block["qdev"].as_str()?;
-        let slot = device.split('/').find_map(|part| part.strip_prefix("disk")?.parse().ok());
-        let name = slot.and_then(|slot| disk_name(slot, vm)).unwrap_or_else(|| device.to_owned());
+        let path = block["qdev"].as_str()?;
+        let name = match DeviceId::at(path) {
+            Some(DeviceId::Disk(slot)) => disk_name(slot, vm),
+            Some(DeviceId::Cd(_) | DeviceId::Network(_)) | None => None,
+        };
+        let name = name.unwrap_or_else(|| path.to_owned());
         Some(Problem::Disk { name, is_full })
     };
     blocks.as_array().into_iter().flatten().filter_map(problem).collect()

@@ -7,6 +7,7 @@ use qapi::qmp;
 use super::{
     cd_drive,
     changes::{Actual, Change, DisplayPassword},
+    device::DeviceId,
     guest_agent,
     qmp::{Error as QmpError, ExpirePassword, Qmp, SetPassword},
 };
@@ -36,9 +37,11 @@ pub async fn carry_out(
             monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
             actual.password = Some(password);
         }
-        Change::Insert { id, medium, former } => cd_drive::insert(monitor, &id, &medium, former).await?,
-        Change::Eject { id, former } => {
-            cd_drive::eject(monitor, &id, former).await?;
+        Change::Insert { slot, drive: _, medium, former } => {
+            cd_drive::insert(monitor, DeviceId::Cd(slot), &medium, former).await?;
+        }
+        Change::Eject { slot, drive: _, former } => {
+            cd_drive::eject(monitor, DeviceId::Cd(slot), former).await?;
         }
         Change::Pause => {
             monitor.execute(qmp::stop {}).await?;

@@ -626,7 +626,7 @@ mod tests {
             (
                 "a CD was refused",
                 Observation {
-                    refused: vec!["/no/such.iso can't be inserted into the CD drive cd0: No such file".into()],
+                    refused: vec!["/no/such.iso can't be inserted into the CD drive 0: No such file".into()],
                     ..up.clone()
                 },
             ),

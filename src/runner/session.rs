@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{cd::Answer, changes::Actual, control::MediaQuestion, login::LoginPort, qmp::Qmp};
+use super::{cd::Answer, changes::Actual, control::MediaQuestion, device::DeviceId, login::LoginPort, qmp::Qmp};
 
 /// The connections to one QEMU process.
 pub struct Session {
@@ -26,7 +26,7 @@ pub struct Session {
     /// The question to the machine role what the CDs are.
     pub media_question: Option<MediaQuestion>,
     /// The drives whose CD QEMU has not changed, because the guest has locked the tray.
-    pub waits_for_tray: Vec<String>,
+    pub waits_for_tray: Vec<DeviceId>,
     /// When it is asked again, because it has refused a CD.
     pub media_again: Option<Instant>,
     /// The port of the login agent.
@@ -40,7 +40,7 @@ pub struct Session {
 impl Session {
     /// Whether the CD of the drive waits for its tray. QEMU gives the name of the drive's device, or a path that ends with it.
     pub fn waits_for(&self, device: &str) -> bool {
-        device.rsplit('/').next().is_some_and(|id| self.waits_for_tray.iter().any(|drive| drive == id))
+        DeviceId::at(device).is_some_and(|drive| self.waits_for_tray.contains(&drive))
     }
 }
 

@@ -146,7 +146,7 @@ fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
 /// CDs in the drives from slot 0 on. `-`: no drive has the slot.
 fn cds(texts: &[&str]) -> Vec<WantedCd> {
     let all = (0..).zip(texts).filter(|(_, text)| **text != "-");
-    all.map(|(slot, text)| WantedCd { slot, text: (*text).to_owned() }).collect()
+    all.map(|(slot, text)| WantedCd { slot, drive: format!("drive{slot}"), text: (*text).to_owned() }).collect()
 }
 
 #[test]
@@ -165,20 +165,22 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
     };
     let desired = |texts: &[&str]| Desired { cpus: 0, password: None, cds: cds(texts), reset_counter: 4, ..desired() };
     let with = |cds: &[&str]| changes(&desired(cds), &actual(cds));
-    let insert = |id: &str, file: &str, former: Option<&str>| Change::Insert {
-        id: id.into(),
+    let insert = |slot, file: &str, former: Option<&str>| Change::Insert {
+        slot,
+        drive: format!("drive{slot}"),
         medium: Medium::File(file.into()),
         former: former.map(str::to_owned),
     };
-    let (eject, reset) = (Change::Eject { id: "cd0".into(), former: "cd0-image".into() }, Change::Reset(4));
+    let (eject, reset) =
+        (Change::Eject { slot: 0, drive: "drive0".into(), former: "cd0-image".into() }, Change::Reset(4));
     assert_eq!(with(&["/a.iso", "", "/third.iso"]), std::slice::from_ref(&reset));
-    assert_eq!(with(&["/b.iso", ""]), [insert("cd0", "/b.iso", Some("cd0-image")), reset.clone()]);
-    assert_eq!(with(&["", "/a.iso"]), [eject, insert("cd1", "/a.iso", None), reset.clone()]);
+    assert_eq!(with(&["/b.iso", ""]), [insert(0, "/b.iso", Some("cd0-image")), reset.clone()]);
+    assert_eq!(with(&["", "/a.iso"]), [eject, insert(1, "/a.iso", None), reset.clone()]);
     // A drive that the configuration does not have any more stays as it is until the next start.
-    assert_eq!(with(&["-", "/b.iso"]), [insert("cd1", "/b.iso", None), reset.clone()]);
+    assert_eq!(with(&["-", "/b.iso"]), [insert(1, "/b.iso", None), reset.clone()]);
     // What is refused stays out, and the drive as it is.
-    assert_eq!(with(&["fat:x", "/b.iso"]), [insert("cd1", "/b.iso", None), reset]);
-    let refused = ["fat:x can't be inserted into the CD drive cd0: it is strange"];
+    assert_eq!(with(&["fat:x", "/b.iso"]), [insert(1, "/b.iso", None), reset]);
+    let refused = ["fat:x can't be inserted into the CD drive drive0: it is strange"];
     assert_eq!(refused_media(&actual(&["fat:x", "/b.iso", "fat:third"])), refused);
     // As long as the machine role has not answered about these CDs, nothing happens to them, nor a reset.
     assert!(must_ask(&desired(&["/c.iso", ""]), &actual(&["/b.iso", ""])));

@@ -90,7 +90,7 @@ enum Command {
     /// With --cd alone the disk is empty.
     #[command(verbatim_doc_comment)]
     Create(create::Options),
-    /// Print the manifest of a VM that another program describes: libvirt, Proxmox, KubeVirt, OVF (VMware, VirtualBox), Lima.
+    /// Print the manifest of a VM that another program describes: libvirt, Proxmox, KubeVirt, OVF (VMware, VirtualBox).
     ///
     ///   virsh dumpxml web | kubectl vm import - > web.yaml
     ///   kubectl vm import /etc/pve/qemu-server/101.conf --name web | kubectl apply -f -

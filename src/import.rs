@@ -11,7 +11,6 @@ pub mod draft;
 mod guest;
 mod kubevirt;
 mod libvirt;
-mod lima;
 mod ovf;
 mod proxmox;
 pub mod source;
@@ -52,12 +51,11 @@ pub enum Format {
     Proxmox,
     Kubevirt,
     Ovf,
-    Lima,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 5] = [Self::Libvirt, Self::Proxmox, Self::Kubevirt, Self::Ovf, Self::Lima];
+    pub const ALL: [Self; 4] = [Self::Libvirt, Self::Proxmox, Self::Kubevirt, Self::Ovf];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -66,7 +64,6 @@ impl Format {
             Self::Proxmox => "proxmox",
             Self::Kubevirt => "kubevirt",
             Self::Ovf => "ovf",
-            Self::Lima => "lima",
         }
     }
 
@@ -111,12 +108,6 @@ impl Format {
                 "these are objects of Kubernetes, and none of them is one of KubeVirt"
             });
         }
-        if ["images:", "base:", "minimumLimaVersion:", "vmType:", "provision:", "containerd:"]
-            .iter()
-            .any(|key| begins(key))
-        {
-            return Ok(Self::Lima);
-        }
         let is_line = |line: &str| {
             // A key may have no text.
             line.split_once(": ")
@@ -127,7 +118,7 @@ impl Format {
         if text.lines().any(is_line) && text.lines().all(|line| is_line(line) || is_other(line)) {
             return Ok(Self::Proxmox);
         }
-        wrong("the format can't be told: give --from libvirt, proxmox, kubevirt, ovf or lima")
+        wrong("the format can't be told: give --from libvirt, proxmox, kubevirt or ovf")
     }
 }
 
@@ -244,7 +235,7 @@ pub fn read_after(
         ));
     }
     let text = text.trim_start_matches('\u{feff}');
-    let (sources, between) = match (sources(text, format), unfilled(text, format)) {
+    let (sources, between) = match (sources(text, format), unfilled(text)) {
         (_, Some(error)) => return Err(error),
         (Err(error), None) if is_placeholder(text, error.at.0) => {
             return Err(SourceError { message: TEMPLATE.into(), ..error });
@@ -295,14 +286,14 @@ fn is_placeholder(text: &str, line: usize) -> bool {
     text.lines().nth(line.saturating_sub(1)).is_some_and(|line| line.contains("{{"))
 }
 
-/// The first line with something that only Helm fills in. Files of Lima have templates of their own, which stand for its folders.
-fn unfilled(text: &str, format: Format) -> Option<SourceError> {
+/// The first line with something that only Helm fills in.
+fn unfilled(text: &str) -> Option<SourceError> {
     const WORDS: [&str; 6] = [".Values", ".Release", ".Chart", ".Capabilities", "include \"", "template \""];
     let is_helm = |line: &str| {
         let Some((_, inner)) = line.split_once("{{") else { return false };
         WORDS.iter().any(|word| inner.contains(word))
     };
-    let line = text.lines().position(is_helm).filter(|_| format != Format::Lima)?;
+    let line = text.lines().position(is_helm)?;
     Some(SourceError::new(line + 1, TEMPLATE))
 }
 
@@ -328,7 +319,6 @@ fn sources(text: &str, format: Format) -> Result<(Vec<Item>, Vec<Finding>), Sour
         Format::Ovf => ovf::sources(text),
         Format::Proxmox => proxmox::source(text).map(|source| vec![source]),
         Format::Kubevirt => return kubevirt::sources(text),
-        Format::Lima => source::yaml(text),
     };
     Ok((sources?, Vec::new()))
 }
@@ -340,7 +330,6 @@ fn read_one(source: &Item, format: Format, draft: &mut Draft) -> Result<(), Sour
         Format::Proxmox => proxmox::read(source, draft),
         Format::Kubevirt => kubevirt::read(source, draft),
         Format::Ovf => ovf::read(source, draft),
-        Format::Lima => lima::read(source, draft),
     }
 }
 
@@ -413,7 +402,6 @@ fn vm(source: &Item, draft: &Draft, format: Format, own: String, wish: Wish<'_>)
         Format::Proxmox => proxmox::why,
         Format::Kubevirt => kubevirt::why,
         Format::Ovf => ovf::why,
-        Format::Lima => lima::why,
     };
     let mut findings = Vec::new();
     let name = wish.name.unwrap_or(&own);

@@ -25,7 +25,7 @@ use crate::{
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// The files: domain XML of libvirt, configurations of Proxmox, VirtualMachines of KubeVirt, OVF, Lima; - is standard input.
+    /// The files: domain XML of libvirt, configurations of Proxmox, VirtualMachines of KubeVirt, OVF; - is standard input.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Who wrote the files. Default: their content tells it.
@@ -57,7 +57,6 @@ enum FormatName {
     Proxmox,
     Kubevirt,
     Ovf,
-    Lima,
 }
 
 impl From<FormatName> for Format {
@@ -67,7 +66,6 @@ impl From<FormatName> for Format {
             FormatName::Proxmox => Self::Proxmox,
             FormatName::Kubevirt => Self::Kubevirt,
             FormatName::Ovf => Self::Ovf,
-            FormatName::Lima => Self::Lima,
         }
     }
 }
@@ -151,10 +149,9 @@ fn read(
     Ok((format, vms))
 }
 
-/// The name of a VM that has none in its file: that of the file. Lima calls the file of each instance the same, in a folder for each.
+/// The name of a VM that has none in its file: that of the file.
 fn stem(file: &Path) -> &str {
-    let folder = file.parent().and_then(Path::file_name).filter(|_| file.file_name() == Some("lima.yaml".as_ref()));
-    folder.or_else(|| file.file_stem()).and_then(OsStr::to_str).unwrap_or_default()
+    file.file_stem().and_then(OsStr::to_str).unwrap_or_default()
 }
 
 /// The text of a file, or of standard input (`-`).
@@ -290,10 +287,10 @@ mod tests {
             file.display().to_string()
         };
         let [a, b] = ["a.xml", "b.xml"].map(|name| path(name, "<domain type='kvm'><name>web</name></domain>"));
-        let lima = path("Web/lima.yaml", "images: []\n");
+        let nameless = path("web.conf", "cores: 2\n");
         let names = |line: &str| printed(line).map(|(_, names)| names);
         let all = "-o jsonpath={.items[*].metadata.name}";
-        assert_eq!(names(&format!("{a} {b} {lima} {all}")).unwrap(), "web web-2 web-3");
+        assert_eq!(names(&format!("{a} {b} {nameless} {all}")).unwrap(), "web web-2 web-3");
         let (_, text) = printed(&format!("{a} {b}")).unwrap();
         let why = "#   line 1: metadata.name: changed: \"web-2\" (before: \"web\"): another VM has that name";
         assert!(text.lines().any(|line| line == why), "{text}");
@@ -339,8 +336,8 @@ mod tests {
             (anchors.into(), "4:8: aliases (*NAME) are not read"),
             (deep("<a>", "</a>", "<domain/>", ""), "1:"),
             (deep("<a>", "</a>", "<domain>\n", "</domain>"), "2:"),
-            (deep("[", "]", "images: ", ""), "1:"),
-            (deep("- ", "", "images:\n ", ""), "2:"),
+            (deep("[", "]", "kind: VirtualMachine\napiVersion: kubevirt.io/v1\nspec: ", ""), "3:"),
+            (deep("- ", "", "kind: VirtualMachine\napiVersion: kubevirt.io/v1\nspec:\n ", ""), "4:"),
             (b"<domain type='kvm'>\n<name>a</nam>".to_vec(), "2:"),
             (b"".to_vec(), "1:1: there is nothing in this file"),
             (b"\xef\xbb\xbf \n".to_vec(), "1:1: there is nothing in this file"),
@@ -362,11 +359,19 @@ mod tests {
                 b"apiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\n".to_vec(),
                 "1:1: these are objects of vm-operator already",
             ),
-            (format!("images: []\ncpus: {}\n", "x".repeat(100_000)).into(), "2:1: cpus: \"xxx"),
-            (b"images: []\ncpus: 1\ncpus: 2\n".to_vec(), "3:1: the key \"cpus\" is there twice"),
+            (format!("cores: {}\n", "x".repeat(100_000)).into(), "1:1: cores: \"xxx"),
             (
-                deep("- x\n", "", "images:\n", &"- x\n".repeat(100_000)),
-                "199997:3: this is more than 200000 parts: divide the file",
+                b"kind: VirtualMachine\napiVersion: kubevirt.io/v1\nspec: {}\nspec: {}\n".to_vec(),
+                "4:1: the key \"spec\" is there twice",
+            ),
+            (
+                deep(
+                    "- x\n",
+                    "",
+                    "kind: VirtualMachine\napiVersion: kubevirt.io/v1\nspec:\n",
+                    &"- x\n".repeat(100_000),
+                ),
+                "199995:3: this is more than 200000 parts: divide the file",
             ),
             (deep("<a/>", "<b/>", "<domain type='kvm'>\n", "</domain>"), "1:1: this is more than 200000 parts"),
             (b"<domain type='xen'/>".to_vec(), "1:1: this is a domain of xen"),

@@ -109,30 +109,6 @@ spec:
             password: x
 ";
 
-const LIMA: &str = "\
-minimumLimaVersion: 1.1.0
-images:
-- location: https://example.org/arm.qcow2
-  arch: aarch64
-- location: https://example.org/amd.qcow2
-  arch: x86_64
-  digest: sha256:00
-cpus: 2
-memory: 2GiB
-disk: 20GiB
-mounts:
-- location: '~'
-provision:
-- mode: system
-  script: |
-    #!/bin/sh
-    apt-get install -y nginx
-- mode: user
-  script: echo hello
-portForwards:
-- guestPort: 80
-";
-
 const OVF: &str = r#"<?xml version="1.0"?>
 <Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1" xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData" xmlns:vmw="http://www.vmware.com/schema/ovf">
   <References><File ovf:href="shop-disk1.vmdk" ovf:id="file1" ovf:size="70144"/></References>
@@ -212,24 +188,15 @@ fn a_vm_of_kubevirt() {
 }
 
 #[test]
-fn an_instance_of_lima() {
-    insta::assert_snapshot!(shown(LIMA, Format::Lima));
-}
-
-#[test]
 fn an_envelope_of_ovf() {
     insta::assert_snapshot!(shown(OVF, Format::Ovf));
 }
 
 #[test]
 fn the_format_is_told_by_the_text() {
-    for (text, format) in [
-        (LIBVIRT, Format::Libvirt),
-        (PROXMOX, Format::Proxmox),
-        (KUBEVIRT, Format::Kubevirt),
-        (LIMA, Format::Lima),
-        (OVF, Format::Ovf),
-    ] {
+    for (text, format) in
+        [(LIBVIRT, Format::Libvirt), (PROXMOX, Format::Proxmox), (KUBEVIRT, Format::Kubevirt), (OVF, Format::Ovf)]
+    {
         assert_eq!(Format::of(text), Ok(format));
     }
 }
@@ -270,7 +237,7 @@ fn with_an_unknown_part(text: &str, format: Format) -> Vec<String> {
                 }
             }
         }
-        Format::Kubevirt | Format::Lima => {
+        Format::Kubevirt => {
             for (at, _) in text.match_indices('{').filter(|(at, _)| !text[*at..].starts_with("{}")) {
                 texts.push(inserted(at + 1, "zzqq: 1, "));
             }
@@ -294,7 +261,6 @@ fn nothing_is_dropped_silently() {
         (LIBVIRT, Format::Libvirt),
         (PROXMOX, Format::Proxmox),
         (KUBEVIRT, Format::Kubevirt),
-        (LIMA, Format::Lima),
         (OVF, Format::Ovf),
         (COLLECTION, Format::Ovf),
     ] {

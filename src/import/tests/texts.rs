@@ -420,8 +420,8 @@ fn what_no_api_server_takes_is_told() {
     assert_eq!(large[0].manifest["metadata"].get("annotations"), None);
     let found = large[0].findings.iter().find(|it| it.what == "metadata.annotations").unwrap();
     assert_eq!((found.grade, found.lines.as_slice()), (Grade::LeftOut, [1].as_slice()));
-    let text = format!("images:\n- location: https://example.org/{}.img\n", "x".repeat(2 << 20));
-    let error = read(&text, Format::Lima, "file", Wish::default()).unwrap_err();
+    let text = KUBEVIRT.replace("password: x", &format!("password: {}", "x".repeat(2 << 20)));
+    let error = read(&text, Format::Kubevirt, "file", Wish::default()).unwrap_err();
     assert_eq!(error.message, "the VM would be larger than 1 MiB, and no API server takes that");
     // A name without end makes no line without end.
     let named = domain(1).replace("<name>a", &format!("<name>{}", "a".repeat(9000)));
@@ -437,24 +437,23 @@ fn a_file_of_another_format_is_refused() {
     for (text, format, complaint) in [
         (kubevirt.as_str(), Format::Proxmox, "this is no line of the form"),
         (block, Format::Proxmox, "this is no line of the form"),
-        (LIMA, Format::Proxmox, "this is no line of the form"),
+        ("images:\n- location: a\n", Format::Proxmox, "this is no line of the form"),
         (LIBVIRT, Format::Proxmox, "this is no line of the form"),
         ("", Format::Proxmox, "there is no line of the form"),
         ("# a\n[b]\n", Format::Proxmox, "there is no line of the form"),
-        (block, Format::Lima, "this is no file of Lima"),
-        (LIBVIRT, Format::Lima, ""),
-        ("a", Format::Lima, "this is no file of Lima"),
-        ("[cpus, images]", Format::Lima, "this is no file of Lima"),
-        ("---\n---\n", Format::Lima, "there is nothing in this file"),
         (PROXMOX, Format::Libvirt, "this is no XML"),
         (LIBVIRT, Format::Ovf, "<domain> is no envelope of OVF"),
-        (LIMA, Format::Kubevirt, "there is no VirtualMachine in this file, only objects that are: without kind"),
+        (
+            "images: []\n",
+            Format::Kubevirt,
+            "there is no VirtualMachine in this file, only objects that are: without kind",
+        ),
     ] {
         let error = read(text, format, "file", Wish::default()).unwrap_err();
         assert!(error.message.starts_with(complaint), "{format:?}: {complaint}: {error}");
     }
     // An empty document beside another one is no VM.
-    assert_eq!(read("---\nimages: []\n---\n", Format::Lima, "file", Wish::default()).unwrap().len(), 1);
+    assert_eq!(read(&format!("---\n{kubevirt}\n---\n"), Format::Kubevirt, "file", Wish::default()).unwrap().len(), 1);
     let many = format!("[a]\n{}", "cores: 1,2\n".repeat(150_000));
     assert!(
         read(&many, Format::Proxmox, "file", Wish::default()).unwrap_err().message.starts_with("this is more than")

@@ -8,9 +8,10 @@
 //! | [`FOR_USER`] from this address for this name, or [`FROM_EVERYWHERE`] for this name | the same, but one in [`PACE`] for that name; a wrong password is told "too many" |
 //! | [`FROM_ADDRESS`] from this address | is compared when its turn comes; a wrong password is told "too many" |
 //!
-//! The turn is that of whoever had the fewest attempts for this name from her address in the last hours ([`TRIED`]): strangers who try slowly, because they
-//! wait for their turns, are not taken for somebody who comes for the first time. So strangers elsewhere, however many, come after a person with her
-//! right password, and those at her own address come before her only as often as they were there before.
+//! The turn is that of whoever had the fewest attempts for this name from her address in the last hours ([`TRIED`]), and then from the network around it:
+//! strangers who try slowly, because they wait for their turns, or from ever new addresses of theirs, are not taken for somebody who comes for the first
+//! time. So strangers elsewhere come after a person with her right password, unless they come from very many networks, and those at her own address come
+//! before her only as often as they were there before.
 
 use std::{
     collections::HashMap,
@@ -19,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use crate::process::network::counted;
+use crate::process::network::{around, counted};
 
 /// How many attempts from one address for one name there may be at once, and then in a minute.
 pub(super) const FOR_USER: u32 = 10;
@@ -33,6 +34,8 @@ pub(super) const FROM_DEVICE: u32 = 10;
 pub(super) const PACE: Duration = Duration::from_secs(1);
 /// For how long an attempt counts for whose turn it is, and up to how many do.
 const TRIED: (Duration, u32) = (Duration::from_mins(10), 6);
+/// Up to how many attempts of a network count for that.
+const NEARBY: u32 = 512;
 /// The most attempts that wait for a comparison, of all strangers together.
 pub(super) const MOST_WAITING: usize = 128;
 
@@ -86,10 +89,19 @@ pub(super) struct Standing {
     pub is_known: bool,
     /// How many attempts for this name there were from this address.
     pub before: u32,
+    /// The same from the network around it.
+    pub nearby: u32,
     /// What stands for the name, if the comparisons for it are paced.
     pub paced: Option<u64>,
     /// Whether a wrong password is told that there were too many.
     pub is_too_many: bool,
+}
+
+impl Standing {
+    /// Whoever has the smallest comes first.
+    fn turn(&self) -> (u32, u32) {
+        (self.before, self.nearby)
+    }
 }
 
 /// The numbers of attempts.
@@ -99,6 +111,8 @@ pub(super) struct Attempts {
     by_user: Recent<(IpAddr, u64)>,
     /// The same for a longer time.
     tried: Recent<(IpAddr, u64)>,
+    /// The same from the network around an address.
+    nearby: Recent<(IpAddr, u64)>,
     by_address: Recent<IpAddr>,
     by_name: Recent<u64>,
     by_device: Recent<u64>,
@@ -111,6 +125,7 @@ impl Attempts {
             names: RandomState::new(),
             by_user: Recent::per_minute(FOR_USER),
             tried: Recent { period: TRIED.0, limit: TRIED.1, ends: HashMap::new() },
+            nearby: Recent { period: TRIED.0, limit: NEARBY, ends: HashMap::new() },
             by_address: Recent::per_minute(FROM_ADDRESS),
             by_name: Recent::per_minute(FROM_EVERYWHERE),
             by_device: Recent::per_minute(FROM_DEVICE),
@@ -123,15 +138,16 @@ impl Attempts {
         if let Some(device) = device
             && self.by_device.note(self.names.hash_one((device, user)), now) < FROM_DEVICE
         {
-            return Standing { is_known: true, before: 0, paced: None, is_too_many: false };
+            return Standing { is_known: true, before: 0, nearby: 0, paced: None, is_too_many: false };
         }
         let (from, name) = (counted(from), self.names.hash_one(user));
         let of_address = self.by_address.note(from, now);
         let before = self.tried.note((from, name), now);
+        let nearby = self.nearby.note((around(from), name), now);
         let of_user = self.by_user.note((from, name), now);
         let is_guessed = self.by_name.note(name, now) >= FROM_EVERYWHERE || of_user >= FOR_USER;
         let is_too_many = is_guessed || of_address >= FROM_ADDRESS;
-        Standing { is_known: false, before, paced: is_guessed.then_some(name), is_too_many }
+        Standing { is_known: false, before, nearby, paced: is_guessed.then_some(name), is_too_many }
     }
 
     /// Somebody has signed in: what she has mistyped before does not count.
@@ -143,6 +159,7 @@ impl Attempts {
     pub fn forget(&mut self, now: Duration) {
         self.by_user.forget(now);
         self.tried.forget(now);
+        self.nearby.forget(now);
         self.by_address.forget(now);
         self.by_name.forget(now);
         self.by_device.forget(now);
@@ -167,9 +184,9 @@ impl<T> Waiting<T> {
     /// One more, which leaves with the number that is returned. If too many wait, the one leaves whose turn is last. `None`: that is the new one.
     pub fn join(&mut self, standing: Standing, tell: T) -> Option<u64> {
         if self.all.len() >= MOST_WAITING {
-            let last = self.all.iter().enumerate().max_by_key(|(_, (standing, number, _))| (standing.before, *number));
+            let last = self.all.iter().enumerate().max_by_key(|(_, (standing, number, _))| (standing.turn(), *number));
             let (at, (worst, ..)) = last?;
-            if worst.before <= standing.before {
+            if worst.turn() <= standing.turn() {
                 return None;
             }
             self.all.swap_remove(at);
@@ -188,7 +205,7 @@ impl<T> Waiting<T> {
     pub fn next(&mut self, now: Duration) -> Option<T> {
         let is_due = |standing: &Standing| standing.paced.is_none_or(|name| self.due(name) <= now);
         let ready = self.all.iter().enumerate().filter(|(_, (standing, ..))| is_due(standing));
-        let (at, _) = ready.min_by_key(|(_, (standing, number, _))| (standing.before, *number))?;
+        let (at, _) = ready.min_by_key(|(_, (standing, number, _))| (standing.turn(), *number))?;
         let (standing, _, tell) = self.all.swap_remove(at);
         if let Some(name) = standing.paced {
             self.next.insert(name, now + PACE);
@@ -244,6 +261,18 @@ mod tests {
     }
 
     #[test]
+    fn strangers_with_ever_new_addresses_of_their_network_come_after_a_person() {
+        let (mut attempts, mut waiting) = (Attempts::new(), Waiting::default());
+        for number in 0..1000_u32 {
+            let from = format!("2001:db8:7:{number:x}::1").parse().unwrap();
+            waiting.join(attempts.note(from, "ann", None, START), "stranger");
+        }
+        let standing = attempts.note("2001:db8:8::1".parse().unwrap(), "ann", None, START);
+        assert!(waiting.join(standing, "ann").is_some(), "she is not turned away");
+        assert_eq!([waiting.next(START), waiting.next(START + PACE)], [Some("stranger"), Some("ann")]);
+    }
+
+    #[test]
     fn a_name_that_many_guess_is_paced_and_its_person_is_first() {
         let (mut attempts, mut waiting) = (Attempts::new(), Waiting::default());
         let mut told = Vec::new();
@@ -284,7 +313,7 @@ mod tests {
     #[test]
     fn who_was_there_before_leaves_when_too_many_wait() {
         let mut waiting = Waiting::default();
-        let standing = |before| Standing { is_known: false, before, paced: None, is_too_many: true };
+        let standing = |before| Standing { is_known: false, before, nearby: 0, paced: None, is_too_many: true };
         for number in 0..MOST_WAITING {
             assert!(waiting.join(standing(5), number).is_some());
         }
@@ -300,7 +329,7 @@ mod tests {
     #[test]
     fn a_name_is_compared_at_its_pace_and_others_meanwhile() {
         let mut waiting = Waiting::default();
-        let paced = |name| Standing { is_known: false, before: 20, paced: Some(name), is_too_many: true };
+        let paced = |name| Standing { is_known: false, before: 20, nearby: 0, paced: Some(name), is_too_many: true };
         for number in 0..3 {
             waiting.join(paced(1), number);
         }

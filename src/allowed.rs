@@ -199,7 +199,8 @@ pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) ->
     let mut check = Check { config, allowed: &config.allowed, is_legacy, is_tapped, found: Vec::new() };
     check.image(image_name.as_deref());
     check.resources(resources.as_ref());
-    check.listed("spec.nodeName", node_name.as_deref(), &config.allowed.node_names, List::NodeNames);
+    let node_name = node_name.as_deref().filter(|name| !name.is_empty());
+    check.listed("spec.nodeName", node_name, &config.allowed.node_names, List::NodeNames);
     check.affinity(affinity.as_ref(), namespace.as_deref());
     check.runner_template(runner_template);
     check.service(load_balancer_service.as_ref());
@@ -609,7 +610,7 @@ fn text(value: &Value) -> String {
 
 /// What a claim is a copy of, as the list has it.
 fn data_source(source: &Value) -> String {
-    let part = |name: &str| source.get(name).map(text).filter(|text| !text.is_empty() && text != "null");
+    let part = |name: &str| source.get(name).filter(|part| !part.is_null()).map(text).filter(|text| !text.is_empty());
     let (Some(kind), Some(name)) = (part("kind"), part("name")) else { return source.to_string() };
     let namespace = part("namespace").map(|namespace| format!("{namespace}:")).unwrap_or_default();
     let group = part("apiGroup").map(|group| format!(".{group}")).unwrap_or_default();

@@ -257,6 +257,13 @@ impl Object {
         })
     }
 
+    /// The claims of a Pod's volumes of type `ephemeral`, which are deleted with it.
+    pub fn ephemeral_claims(&self) -> impl Iterator<Item = String> {
+        let volumes = self.spec["volumes"].as_array().into_iter().flatten();
+        let ephemeral = volumes.filter(|volume| volume.get("ephemeral").is_some());
+        ephemeral.filter_map(|volume| Some(ephemeral_claim(&self.key.name, volume["name"].as_str()?)))
+    }
+
     /// The node to which a Pod is bound.
     pub fn node_name(&self) -> Option<&str> {
         self.spec_str("/nodeName")

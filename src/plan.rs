@@ -328,9 +328,9 @@ impl<'a> Planner<'a> {
         };
         let makers = self.guests.makers().filter(|maker| !self.is_rendered(&maker.key)).filter(is_known);
         for maker in makers.cloned().collect::<Vec<_>>() {
-            let mut pods = self.guests.pods_of(&maker);
-            let runs = pods.clone().any(|pod| pod.deleting.is_none() && !pod.has_ended());
-            let is_replaced = self.is_replaced(&maker) || pods.any(|pod| self.is_replaced(pod));
+            let pods: Vec<_> = self.guests.pods_of(&maker).collect();
+            let runs = pods.iter().any(|pod| pod.deleting.is_none() && !pod.has_ended());
+            let is_replaced = self.is_replaced(&maker) || pods.iter().any(|pod| self.is_replaced(pod));
             let reason = match self.plan.power.wanted {
                 Wanted::Down => DeleteReason::Stop,
                 Wanted::Up if self.rendered.is_some() && is_replaced => DeleteReason::Restart,
@@ -338,10 +338,7 @@ impl<'a> Planner<'a> {
                 Wanted::Up | Wanted::Halting => continue,
             };
             if maker.deleting.is_none() {
-                // With `persistentVolumeClaimRetentionPolicy.whenDeleted: Delete` a StatefulSet owns its claims.
-                let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
-                let keeps_owned = claims.any(|claim| claim.owners.contains(&maker.uid));
-                self.plan.steps[step_of_delete(reason)].push(delete(&maker, reason, keeps_owned));
+                self.delete(&maker, reason);
             }
             self.plan.waits.push(Wait::Gone(maker.key.clone()));
         }
@@ -422,7 +419,7 @@ impl<'a> Planner<'a> {
             let goes_with_guest = is_runtime && self.plan.power.wanted == Wanted::Up && !object.has_ended();
             let reason = if goes_with_guest { DeleteReason::Restart } else { DeleteReason::NotRendered };
             let step = if is_runtime { step_of_delete(reason) } else { 2 };
-            self.plan.steps[step].push(delete(object, reason, false));
+            self.plan.steps[step].push(self.deletion(object, reason));
         }
     }
 
@@ -631,13 +628,32 @@ impl<'a> Planner<'a> {
     }
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {
-        let grace = (reason == DeleteReason::Force).then(|| forced_grace(found, self.observed.now));
-        // A Pod that gets its node or starts at this moment has another version then, and is kept.
-        let version = (reason == DeleteReason::Changed).then_some(found.version);
-        let (key, uid) = (found.key.clone(), found.uid.clone());
-        let delete = Action::Delete { key, uid, reason, grace, version, keeps_owned: false };
-        self.plan.steps[step_of_delete(reason)].push(delete);
+        self.delete(found, reason);
         self.plan.waits.push(Wait::Gone(found.key.clone()));
+    }
+
+    fn delete(&mut self, found: &Object, reason: DeleteReason) {
+        let delete = self.deletion(found, reason);
+        self.plan.steps[step_of_delete(reason)].push(delete);
+    }
+
+    fn deletion(&self, found: &Object, reason: DeleteReason) -> Action {
+        Action::Delete {
+            key: found.key.clone(),
+            uid: found.uid.clone(),
+            reason,
+            grace: (reason == DeleteReason::Force).then(|| forced_grace(found, self.observed.now)),
+            // A Pod that gets its node or starts at this moment has another version then, and is kept.
+            version: (reason == DeleteReason::Changed).then_some(found.version),
+            keeps_owned: self.owns_claims(found),
+        }
+    }
+
+    /// Whether claims would be deleted with the object, with the VM's data: a StatefulSet, and then its Pod, may own its claims
+    /// (`persistentVolumeClaimRetentionPolicy`). Those of a Pod's volumes of type `ephemeral` are meant to.
+    fn owns_claims(&self, found: &Object) -> bool {
+        let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
+        claims.any(|claim| claim.is_owned_by(&found.uid) && !found.ephemeral_claims().any(|own| own == claim.key.name))
     }
 
     /// Waits for an object that is being deleted, and shortens its grace period if a forced stop is requested.
@@ -751,11 +767,6 @@ fn forced_grace(found: &Object, now: Timestamp) -> i64 {
     let requested = found.deleting.and_then(|end| end.checked_sub(given).ok());
     let since = requested.map_or(0, |requested| now.duration_since(requested).as_secs());
     since.max(0) + FORCED_GRACE
-}
-
-fn delete(found: &Object, reason: DeleteReason, keeps_owned: bool) -> Action {
-    let (key, uid) = (found.key.clone(), found.uid.clone());
-    Action::Delete { key, uid, reason, grace: None, version: None, keeps_owned }
 }
 
 #[cfg(test)]

@@ -20,6 +20,59 @@ fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
 }
 
 #[test]
+fn no_deletion_takes_the_claims_of_disks_with_it() {
+    let (running, restarted) = (
+        vm(|_| ()),
+        vm(|vm| {
+            vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" });
+        }),
+    );
+    for (owner, is_owned) in [("StatefulSet-apple", true), ("Pod-apple", true), ("another", false)] {
+        for is_pod in [false, true] {
+            let objects = if is_pod { rendered(&running, &nothing()) } else { by_stateful_set(&running, &nothing()) };
+            let observed = applied(&objects, |kind, object| {
+                if kind == "PersistentVolumeClaim" {
+                    object["metadata"]["ownerReferences"] = by_set(owner);
+                }
+            });
+            let keeps = |vm: &VirtualMachine, is_rendered: bool| {
+                let objects =
+                    if is_pod == is_rendered { rendered(vm, &observed) } else { by_stateful_set(vm, &observed) };
+                let plan = plan(vm, &observed, Some(&objects));
+                let kept = plan.steps.iter().flatten().filter_map(|action| match action {
+                    Action::Delete { keeps_owned, .. } => Some(*keeps_owned),
+                    Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
+                });
+                kept.collect::<Vec<_>>()
+            };
+            let expected = vec![is_owned && owner.starts_with("Pod") == is_pod];
+            for vm in [&stopped(), &restarted] {
+                assert_eq!(
+                    (keeps(vm, true), keeps(vm, false)),
+                    (expected.clone(), expected.clone()),
+                    "{owner} {is_pod}"
+                );
+            }
+        }
+    }
+    // The claim of a volume of type `ephemeral` is meant to go with the Pod.
+    let observed = applied(&rendered(&running, &nothing()), |kind, object| match kind {
+        "PersistentVolumeClaim" => {
+            object["metadata"]["name"] = json!("apple-scratch");
+            object["metadata"]["ownerReferences"] = by_set("Pod-apple");
+        }
+        "Pod" => object["spec"]["volumes"] = json!([{ "name": "scratch", "ephemeral": {} }]),
+        _ => {}
+    });
+    let plan = plan(&stopped(), &observed, Some(&rendered(&stopped(), &observed)));
+    let mut deleted = plan.steps.iter().flatten().filter_map(|action| match action {
+        Action::Delete { keeps_owned, .. } => Some(*keeps_owned),
+        Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
+    });
+    assert_eq!((deleted.next(), deleted.next()), (Some(false), None));
+}
+
+#[test]
 fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
     let (running, restarted) = (
         vm(|_| ()),

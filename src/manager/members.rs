@@ -2,15 +2,15 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api, Client, CustomResourceExt, Resource,
+    Api, Client, CustomResourceExt, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     core::{DynamicObject, ObjectMeta},
 };
 use serde_json::json;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
-    api::{StoredVm, VirtualMachine, VmPool, pool::OldClaims},
+    api::{StoredVm, VirtualMachine, VmPool, pool::OldClaims, status::ClaimStatus},
     assignment::{
         Pool,
         members::{MemberPlan, MemberWrite},
@@ -153,40 +153,47 @@ impl Members<'_> {
         Ok(found.map_err(failed)?.is_none_or(|vm| is_made(vm.meta(), pool)))
     }
 
-    /// The claims that go with a VM ([`claims::goes_with`]), each with its UID.
-    async fn claims_of(&self, name: &str, uid: Option<&str>) -> kube::Result<Vec<(String, String)>> {
+    /// The VM with that name and UID.
+    async fn stored(&self, name: &str, uid: Option<&str>) -> kube::Result<Option<VirtualMachine>> {
         let vms = Api::<StoredVm>::namespaced(self.client.clone(), &self.namespace);
         let found = vms.get_opt(name).await?.filter(|StoredVm(vm)| vm.metadata.uid.as_deref() == uid);
-        let mut own = Vec::new();
-        let Some(StoredVm(vm)) = found else { return Ok(own) };
-        for claim in vm.status.iter().flat_map(|status| &status.claims).filter(|claim| !claim.unused) {
-            let Some(found) = self.claims().get_metadata_opt(&claim.name).await? else { continue };
-            if claims::goes_with(&vm, &found.metadata) && found.metadata.uid == claim.uid {
-                own.extend(found.metadata.uid.map(|uid| (claim.name.clone(), uid)));
-            }
-        }
-        Ok(own)
+        Ok(found.map(|StoredVm(vm)| vm))
     }
 
     /// Deletes a VM. Its claims are given up only after that: if it comes to nothing they stay.
     async fn delete(&self, pool: &Pool, vm: &str, uid: Option<&str>, version: &Option<String>) -> kube::Result<()> {
-        let given_up = match pool.reset {
-            Some(OldClaims::Delete) => self.claims_of(vm, uid).await?,
-            Some(OldClaims::Keep) | None => Vec::new(),
+        let deleted = match pool.reset {
+            Some(OldClaims::Delete) => self.stored(vm, uid).await?,
+            Some(OldClaims::Keep) | None => None,
         };
         let preconditions = Preconditions { uid: uid.map(str::to_owned), resource_version: version.clone() };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         self.vms().delete(vm, &parameters).await?;
-        for (claim, claim_uid) in &given_up {
-            let owned = claims::owned_by(vm, uid.unwrap_or_default(), claim, claim_uid);
-            match self.claims().patch_metadata(claim, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await
-            {
-                Ok(_) => {}
-                // It is gone, or another one.
-                Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => {}
+        let Some(vm) = deleted else { return Ok(()) };
+        for claim in vm.status.iter().flat_map(|status| &status.claims).filter(|claim| !claim.unused) {
+            self.give_up(&vm, claim).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the garbage collector delete a claim of a deleted VM, if it is one that goes with the VM ([`claims::goes_with`]). Whoever changes the
+    /// claim meanwhile may have given it to another VM, so it is judged again then.
+    async fn give_up(&self, vm: &VirtualMachine, claim: &ClaimStatus) -> kube::Result<()> {
+        let uid = vm.metadata.uid.as_deref().unwrap_or_default();
+        for _ in 0..claims::ATTEMPTS {
+            let found = self.claims().get_metadata_opt(&claim.name).await?.map(|found| found.metadata);
+            let is_its = |found: &ObjectMeta| claims::goes_with(vm, found) && found.uid == claim.uid;
+            let Some(found) = found.filter(is_its) else { return Ok(()) };
+            let owned = claims::owned_by(&vm.name_any(), uid, &found);
+            let parameters = PatchParams::apply(MEMBER_MANAGER);
+            match self.claims().patch_metadata(&claim.name, &parameters, &Patch::Apply(&owned)).await {
+                Ok(_) => return Ok(()),
+                Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(()),
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
                 Err(error) => return Err(error),
             }
         }
+        warn!(claim = claim.name, "the claim changes all the time, so it stays");
         Ok(())
     }
 

@@ -175,6 +175,14 @@ pub enum ActionError {
         "{0} is being deleted, and is removed with its data when the Pod ends: the guest runs on and is not restarted until you have saved the data and given them up: annotate the VM with {REPLACE_CLAIM_ANNOTATION}=UID of the claim"
     )]
     ClaimDeleting(ObjectKey),
+    /// The API server would refuse what runs the guest, so a guest that is to be restarted would not come back.
+    #[error("the API server would refuse {key}, so the guest runs on and is not restarted")]
+    RestartRefused {
+        /// What runs the guest.
+        key: ObjectKey,
+        /// The API server's answer.
+        source: Box<kube::Error>,
+    },
     /// The API server's answer can't be parsed.
     #[error("the API server's answer about {key} can't be parsed")]
     Answer {
@@ -219,6 +227,7 @@ impl ActionError {
             | Self::SecretRefused { .. }
             | Self::MountMissing { .. }
             | Self::ClaimDeleting(_)
+            | Self::RestartRefused { .. }
             | Self::Answer { .. } => Persistence::Lasting,
         }
     }
@@ -251,6 +260,7 @@ impl ActionError {
             Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
             Self::MountMissing { .. } => Reason::MountMissing.as_str().into(),
             Self::ClaimDeleting(_) => Reason::ClaimDeleting.as_str().into(),
+            Self::RestartRefused { source, .. } => api_label(source),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),
         }
@@ -264,9 +274,12 @@ impl ActionError {
             Self::SecretRefused { .. } => Reason::SecretRefused,
             Self::MountMissing { .. } => Reason::MountMissing,
             Self::ClaimDeleting(_) => Reason::ClaimDeleting,
-            Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Outdated(_) | Self::Answer { .. } => {
-                Reason::ApplyFailed
-            }
+            Self::Api { .. }
+            | Self::Forbidden { .. }
+            | Self::Adopted(_)
+            | Self::Outdated(_)
+            | Self::RestartRefused { .. }
+            | Self::Answer { .. } => Reason::ApplyFailed,
         }
     }
 }
@@ -288,6 +301,14 @@ pub fn is_transient(error: &kube::Error) -> bool {
         kube::Error::Api(status) => is_busy(error) || status.code >= 500,
         _ => true,
     }
+}
+
+/// Whether the API server would never accept the object: it is invalid, or is forbidden. What a quota has no room for may fit when the Pod that it
+/// replaces is gone, and the API server has no other sign of a quota than its words
+/// (<https://kubernetes.io/docs/concepts/policy/resource-quotas/>).
+pub fn is_refusal(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    status.code == 422 || status.code == 403 && !status.message.contains("exceeded quota")
 }
 
 fn is_busy(error: &kube::Error) -> bool {

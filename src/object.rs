@@ -196,6 +196,8 @@ pub struct Rendered {
     pub name: String,
     /// The files of the patches that changed it.
     pub patches: Vec<String>,
+    /// The name that the container in which QEMU runs has in the VM's Pod.
+    pub runner: String,
     /// How long it exists.
     pub lifetime: Lifetime,
     /// How the manager changes it when it exists.

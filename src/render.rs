@@ -37,7 +37,7 @@ pub mod patches;
 pub(crate) mod pod;
 mod reach;
 mod read;
-mod references;
+pub(crate) mod references;
 pub mod runner;
 pub mod schema;
 mod steering;
@@ -136,7 +136,8 @@ fn render_valid(
     for patch in templates.patches(&context)? {
         patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
     }
-    let scope = output::Scope::of(vm, &config.allowed_kinds);
+    let runner = pod::runner_name(documents.iter().map(|document| &document.value), vm);
+    let scope = output::Scope::of(vm, runner, &config.allowed_kinds);
     let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
     for mut document in documents {
         let template = document.template;

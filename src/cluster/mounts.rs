@@ -11,13 +11,17 @@ use kube::{Api, Resource, core::NamespaceResourceScope};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{ActionError, Cluster, Lacking, namespace_of};
+use super::{ActionError, Cluster, Lacking, is_refusal, namespace_of};
 use crate::{
     api::VirtualMachine,
     claims::Foreign,
     object::{Lifetime, ObjectKey, Rendered},
     plan::Action,
-    render::pod::pod_specs,
+    render::{
+        check::trial,
+        pod::{pod_specs, with_claims},
+        references::lacking_key,
+    },
 };
 
 /// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
@@ -45,8 +49,10 @@ impl Cluster {
             Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
         });
         // A helper beside the guest would write to another VM's disk as well as a guest.
-        if let Some(foreign) = self.foreign_claim(vm, applied.flat_map(pod_specs)) {
-            return Err(foreign);
+        for object in applied.map(with_claims) {
+            if let Some(foreign) = self.foreign_claim(vm, pod_specs(&object).into_iter()) {
+                return Err(foreign);
+            }
         }
         let created = step.iter().filter_map(|action| match action {
             Action::Apply { object, uid: None } => Some(object),
@@ -58,7 +64,7 @@ impl Cluster {
     /// Checks what a guest will need that is taken down for a restart, so that it does not stay down. What the plan makes itself need not exist yet.
     ///
     /// # Errors
-    /// As of [`Cluster::check_mounts`], or a claim that would be removed together with the Pod.
+    /// As of [`Cluster::check_mounts`], a claim that would be removed together with the Pod, or that the API server would refuse the new Pod.
     pub async fn check_restart(&self, vm: &VirtualMachine, rendered: &[Rendered]) -> Result<(), ActionError> {
         let observed = self.children.observe(vm, Timestamp::now());
         let needed: BTreeSet<&str> = rendered.iter().filter_map(pod_spec).flat_map(claims).collect();
@@ -71,7 +77,20 @@ impl Cluster {
         if let Some(foreign) = self.foreign_claim(vm, rendered.iter().filter_map(pod_spec)) {
             return Err(foreign);
         }
-        self.check_mounted(vm, rendered.iter(), Some(rendered)).await
+        if let Some((object, key)) = lacking_key(rendered) {
+            let lacking = Lacking::Key(key);
+            return Err(ActionError::MountMissing { object: object.clone(), lacking, is_restart: true });
+        }
+        self.check_mounted(vm, rendered.iter(), Some(rendered)).await?;
+        for object in rendered.iter().filter(|object| pod_spec(object).is_some()) {
+            // What can't be asked now, or not by a dry run, is not held up.
+            if let Err(ActionError::Api { source, .. }) = self.dry_run(vm, &trial(object)).await
+                && is_refusal(&source)
+            {
+                return Err(ActionError::RestartRefused { key: object.key.clone(), source });
+            }
+        }
+        Ok(())
     }
 
     /// `restarted`: what is rendered for a guest that would be taken down. It need not exist yet.

@@ -296,15 +296,18 @@ fn loss(
     let name = vm.metadata.name.as_deref().unwrap_or_default();
     let is_of_vm = |key: &ObjectKey| key.name == name || key.name.starts_with(&format!("{name}-"));
     let lost = missing.into_iter().find(|it| {
-        let is_templates = it.is_deleted || is_of_vm(&it.key) || of_before(&it.key).is_some();
+        let is_templates = it.is_deleted || it.lacks.is_some() || is_of_vm(&it.key) || of_before(&it.key).is_some();
         is_templates && !known.iter().any(|known| known.key == it.key)
     })?;
-    let what = if lost.is_deleted {
-        "which would be deleted, because no template renders it any more"
-    } else {
-        "which no template renders"
+    let what = match &lost.lacks {
+        Some(key) => format!("which is rendered without the key {key}"),
+        None if lost.is_deleted => "which would be deleted, because no template renders it any more".to_owned(),
+        None => "which no template renders".to_owned(),
     };
-    let template = of_before(&lost.key).map_or(lost.template, |object| object.name.clone());
+    let template = match of_before(&lost.key) {
+        Some(object) if lost.lacks.is_none() => object.name.clone(),
+        _ => lost.template,
+    };
     Some(TemplateError::refused(&template, format!("{} refers to {}, {what}", lost.guest, lost.key)))
 }
 
@@ -726,6 +729,18 @@ mod tests {
                 "Secret apple-password, which no template renders",
             ),
             ("pod.yaml.j2", environment("name: apple-password, optional: true"), there(), ""),
+            (
+                "pod.yaml.j2",
+                environment("name: apple").replace("secretKeyRef", "configMapKeyRef"),
+                there(),
+                "Pod apple refers to ConfigMap apple, which is rendered without the key a",
+            ),
+            (
+                "pod.yaml.j2",
+                environment("name: apple, optional: true").replace("secretKeyRef", "configMapKeyRef"),
+                there(),
+                "",
+            ),
             // What an administrator makes.
             ("pod.yaml.j2", environment("name: password"), there(), ""),
             ("pod.yaml.j2", environment("name: apples"), there(), ""),

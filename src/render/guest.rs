@@ -253,6 +253,19 @@ mod tests {
         ] {
             assert_eq!(merge(&good), None, "{good}");
         }
+        let by_set = |template: &str| {
+            error(&[(
+                "pod.yaml.j2",
+                &format!(
+                    "{{% set pod %}}{{% include 'builtin/pod.yaml.j2' %}}{{% endset %}}{{% set pod = pod | from_yaml %}}\napiVersion: apps/v1\nkind: StatefulSet\n\
+                 metadata: {{name: apple, annotations: {{vmoperator.jdrupes.org/lifetime: running}}}}\nspec:\n  updateStrategy: {{type: OnDelete}}\n  \
+                 template: {{spec: {{{{ pod.spec }}}}}}\n  volumeClaimTemplates: [{{metadata: {{name: {template}}}}}]\n"
+                ),
+            )])
+        };
+        let replaced = by_set("core-disk").unwrap_or_default();
+        assert!(replaced.contains("a claim for the volume with the VM's claim apple-core-disk"), "{replaced}");
+        assert_eq!(by_set("scratch"), None);
         let helper = |kind: &str, group: &str, more: &str| {
             format!(
                 "apiVersion: {group}\nkind: {kind}\nmetadata: {{name: helper}}\nspec:\n  template:\n    spec:\n      containers: [{{name: a, image: b}}]\n      \
@@ -262,7 +275,10 @@ mod tests {
         for (kind, group) in [("Deployment", "apps/v1"), ("Job", "batch/v1")] {
             let writes = error(&[("y.yaml.j2", &helper(kind, group, ""))]).unwrap_or_default();
             assert!(writes.contains(&format!("{kind} helper can write to a claim of the VM's disks")), "{writes}");
-            assert_eq!(error(&[("y.yaml.j2", &helper(kind, group, ", readOnly: true"))]), None);
+            let reads = helper(kind, group, ", readOnly: true");
+            assert_eq!(error(&[("y.yaml.j2", &reads)]), None);
+            // It is no guest because its container is called as the VM.
+            assert_eq!(error(&[("y.yaml.j2", &reads.replace("{name: a,", "{name: apple,"))]), None);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! changed. [`check`] knows the VM alone, so it holds for each rendering; [`Owners`] knows all VMs of a check.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     TemplateError,
-    pod::{is_guest, lasting_containers, pod_specs, runner_of, vm_of},
+    pod::{is_guest, lasting_containers, pod_specs, runner_of, with_claims},
 };
 use crate::{
     api::VirtualMachine,
@@ -52,7 +53,7 @@ fn writes(spec: &Value, container: &Value, claim: &str) -> bool {
 /// end before the runner starts may.
 fn check_containers(guest: &Rendered, wanted: &BTreeSet<&str>) -> Result<(), TemplateError> {
     for spec in pod_specs(guest) {
-        let Some(runner) = runner_of(spec, vm_of(guest)) else { continue };
+        let Some(runner) = runner_of(spec, &guest.runner) else { continue };
         for other in lasting_containers(spec).filter(|other| !std::ptr::eq(*other, runner)) {
             let is_copy = other["image"].is_string()
                 && ["image", "command", "args"].into_iter().all(|field| other[field] == runner[field]);
@@ -83,16 +84,28 @@ pub(super) fn check<'a>(
     wanted: impl Iterator<Item = &'a str>,
     objects: &[Rendered],
 ) -> Result<(), TemplateError> {
+    let (as_rendered, objects) = (objects, objects.iter().map(with_claims).collect::<Vec<_>>());
     let Some(guest) = objects.iter().find(|object| is_guest(object)) else { return Ok(()) };
     let wanted: BTreeSet<&str> = wanted.collect();
+    let is_mounted = |object: &Rendered, name: &str| mounted(object).any(|(mounted, _)| mounted == name);
+    let of_guest = as_rendered.iter().find(|object| object.key == guest.key);
+    let is_replaced = |name: &&&str| of_guest.is_some_and(|it| is_mounted(it, name)) && !is_mounted(guest, name);
+    if let Some(name) = wanted.iter().find(is_replaced) {
+        let message = format!(
+            "volumeClaimTemplates of {} have a claim for the volume with the VM's claim {name}, and the StatefulSet would put it in that one's place: \
+             take the template out, or give it another name",
+            guest.key
+        );
+        return Err(TemplateError::refused(&guest.template, message));
+    }
     let exists = |name: &str| observed.claim(name).is_some();
     let reaches = |name: &str| {
-        let mut runners = pod_specs(guest).into_iter().filter_map(|spec| Some((spec, runner_of(spec, vm_of(guest))?)));
+        let mut runners = pod_specs(guest).into_iter().filter_map(|spec| Some((spec, runner_of(spec, &guest.runner)?)));
         runners.any(|(spec, runner)| writes(spec, runner, name))
     };
     let lost = wanted.iter().find(|name| is_used(vm, name) && exists(name) && !reaches(name));
     if let Some(name) = lost {
-        let message = if mounted(guest).any(|(mounted, _)| mounted == *name) {
+        let message = if is_mounted(guest, name) {
             format!(
                 "{} mounts the claim {name}, which the VM has, but its runner can't write to it: the volume and its mount must be without \
                  readOnly, and in volumeMounts or volumeDevices of the runner's container",
@@ -108,7 +121,7 @@ pub(super) fn check<'a>(
         return Err(TemplateError::refused(&guest.template, message));
     }
     check_containers(guest, &wanted)?;
-    let writes_beside = |object: &&Rendered| {
+    let writes_beside = |object: &&Cow<'_, Rendered>| {
         object.key != guest.key && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
     };
     match objects.iter().find(writes_beside) {
@@ -160,7 +173,8 @@ impl Owners {
     /// Notes what the Pods of a new set mount.
     pub(super) fn add_mounts(&mut self, vm: &Arc<VirtualMachine>, objects: &[Rendered]) {
         for object in objects {
-            self.mounts.extend(mounted(object).map(|(claim, _)| Mount {
+            let object = with_claims(object);
+            self.mounts.extend(mounted(&object).map(|(claim, _)| Mount {
                 vm: vm.clone(),
                 claim: claim.to_owned(),
                 object: object.key.to_string(),

@@ -12,7 +12,7 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, INSTANCE_LABEL, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
+        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
         VERSION_ANNOTATION, labels,
     },
     ownership::is_operators_name,
@@ -27,13 +27,15 @@ pub(super) struct Scope<'a> {
     namespace: Option<String>,
     labels: BTreeMap<String, String>,
     owner: Option<OwnerReference>,
+    /// The name of the container in which QEMU runs.
+    runner: String,
     kinds: &'a Kinds,
 }
 
 impl<'a> Scope<'a> {
-    pub(super) fn of(vm: &VirtualMachine, kinds: &'a Kinds) -> Self {
+    pub(super) fn of(vm: &VirtualMachine, runner: String, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&());
-        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, kinds }
+        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, runner, kinds }
     }
 
     /// Refuses what a template may not set.
@@ -97,7 +99,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     let key = key(&value)?;
     scope.check(&key, &value)?;
     let (mut lifetime, mut update) = (lifetime(&key, &value)?, update(&key, &value)?);
-    if !key.is_pod() && runs_guest(&key, &value, &scope.labels[INSTANCE_LABEL]) {
+    if !key.is_pod() && runs_guest(&key, &value, &scope.runner) {
         (lifetime, update) = (Lifetime::Running, Update::AtStart);
         follow_the_guest(&key, &mut value);
     }
@@ -114,6 +116,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         template: template.to_owned(),
         name: String::new(),
         patches: Vec::new(),
+        runner: scope.runner.clone(),
         lifetime,
         update,
         hash,
@@ -257,7 +260,7 @@ mod tests {
         .unwrap();
         vm.metadata.uid = Some("u-1".into());
         static KINDS: std::sync::LazyLock<Kinds> = std::sync::LazyLock::new(Kinds::default);
-        Scope::of(&vm, &KINDS)
+        Scope::of(&vm, "apple".to_owned(), &KINDS)
     }
 
     fn one(text: &str) -> Result<Rendered, String> {

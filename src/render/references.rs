@@ -1,12 +1,12 @@
-//! What the Pods of a guest refer to: claims, ConfigMaps and Secrets. A Pod whose ConfigMap is not there does not start, and a set that does
-//! not render it any more has it deleted.
+//! What the Pods of a guest refer to: claims, ConfigMaps and Secrets, and keys of these. A Pod whose ConfigMap is not there, or lacks the key, does
+//! not start, and a set that does not render it any more has it deleted.
 
 use serde_json::Value;
 
 use super::pod::{containers, is_guest, pod_specs};
 use crate::{
     api::VirtualMachine,
-    object::{ObjectKey, Rendered},
+    object::{ObjectKey, Rendered, Update},
     observed::Observed,
 };
 
@@ -16,8 +16,10 @@ const OF_KUBERNETES: &str = "kube-root-ca.crt";
 /// Something that a Pod refers to.
 struct Reference {
     key: ObjectKey,
-    /// The Pod starts without it, too.
+    /// The Pod starts without it and its keys, too.
     is_optional: bool,
+    /// The keys that it must have.
+    keys: Vec<String>,
 }
 
 /// A reference of a guest to what no template renders.
@@ -30,6 +32,8 @@ pub(super) struct Missing {
     pub template: String,
     /// It exists, and the manager deletes it, because no template renders it.
     pub is_deleted: bool,
+    /// It is rendered, without this key.
+    pub lacks: Option<String>,
 }
 
 /// All references in the spec of a Pod.
@@ -38,7 +42,9 @@ fn references(spec: &Value) -> Vec<Reference> {
     let mut add = |kind: &str, from: &Value, field: &str| {
         if let Some(name) = from[field].as_str() {
             let key = ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.into() };
-            found.push(Reference { key, is_optional: from["optional"] == true });
+            let items = from["items"].as_array().into_iter().flatten().filter_map(|item| item["key"].as_str());
+            let keys = items.chain(from["key"].as_str()).map(str::to_owned).collect();
+            found.push(Reference { key, is_optional: from["optional"] == true, keys });
         }
     };
     for volume in spec["volumes"].as_array().into_iter().flatten() {
@@ -63,13 +69,38 @@ fn references(spec: &Value) -> Vec<Reference> {
     found
 }
 
+/// The first of the keys that a rendered ConfigMap or Secret does not have. What is made once may have got others since.
+fn lacking<'k>(object: &Rendered, keys: &'k [String]) -> Option<&'k String> {
+    if object.update == Update::Once {
+        return None;
+    }
+    let has = |key: &str| ["data", "binaryData", "stringData"].iter().any(|part| object.value[part].get(key).is_some());
+    keys.iter().find(|key| !has(key))
+}
+
+/// A ConfigMap or Secret that is rendered without a key that its guest needs, and that key.
+pub(crate) fn lacking_key(objects: &[Rendered]) -> Option<(&ObjectKey, String)> {
+    let needed = objects.iter().filter(|object| is_guest(object)).flat_map(pod_specs).flat_map(references);
+    needed.filter(|reference| !reference.is_optional).find_map(|Reference { key, keys, .. }| {
+        let object = objects.iter().find(|object| object.key == key)?;
+        Some((&object.key, lacking(object, &keys)?.clone()))
+    })
+}
+
 /// What a VM's guest refers to and no template renders: what would be deleted under the guest, and what it needs and is not there.
 pub(super) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rendered]) -> Vec<Missing> {
-    let is_rendered = |key: &ObjectKey| objects.iter().any(|object| object.key == *key);
+    let rendered = |key: &ObjectKey| objects.iter().find(|object| object.key == *key);
     let mut missing = Vec::new();
     for guest in objects.iter().filter(|object| is_guest(object)) {
-        for Reference { key, is_optional } in pod_specs(guest).into_iter().flat_map(references) {
-            if is_rendered(&key) || key.name == OF_KUBERNETES {
+        for Reference { key, is_optional, keys } in pod_specs(guest).into_iter().flat_map(references) {
+            if key.name == OF_KUBERNETES {
+                continue;
+            }
+            if let Some(object) = rendered(&key) {
+                if let Some(lacks) = lacking(object, &keys).filter(|_| !is_optional) {
+                    let (guest, template, lacks) = (guest.key.clone(), object.template.clone(), Some(lacks.clone()));
+                    missing.push(Missing { key, guest, template, is_deleted: false, lacks });
+                }
                 continue;
             }
             let found = observed.get(&key);
@@ -78,7 +109,7 @@ pub(super) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rende
             let exists = found.is_some() || key.is_claim() && observed.claim(&key.name).is_some();
             if is_deleted || !exists && !is_optional {
                 let (guest, template) = (guest.key.clone(), guest.template.clone());
-                missing.push(Missing { key, guest, template, is_deleted });
+                missing.push(Missing { key, guest, template, is_deleted, lacks: None });
             }
         }
     }

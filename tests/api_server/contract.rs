@@ -518,6 +518,49 @@ async fn a_guest_goes_down_for_a_restart_only_when_all_that_its_start_needs_is_t
 }
 
 #[tokio::test]
+async fn a_guest_goes_down_for_a_restart_only_when_the_api_server_would_take_its_new_pod() {
+    let ns = ManagedNamespace::new("refused-again").await;
+    let uid = async || ns.api::<Pod>().get_opt("apple").await.unwrap().map(|pod| pod.metadata.uid);
+    let restart =
+        |number: &str| json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": number } } });
+    // The quota has room for one Pod, and the one that runs is counted.
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "full" }, "spec": { "hard": { "pods": "1" } },
+    });
+    ns.create_vm("apple", |_| {}).await;
+    ns.namespace.apply(&quota.to_string());
+    ns.vm_with_reason("apple", "Starting").await;
+    for (number, (change, mended, words)) in [
+        (
+            json!({ "requests": { "memory": "2Gi" }, "limits": { "memory": "1Gi" } }),
+            json!({ "limits": { "memory": "2Gi" } }),
+            "must be less than or equal to memory limit",
+        ),
+        (
+            json!({ "limits": { "hugepages-2Mi": "3Mi" } }),
+            json!({ "limits": { "hugepages-2Mi": null } }),
+            "hugepages-2Mi",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        ns.report("apple", true, "Started").await;
+        ns.vm_with_reason("apple", "Running").await;
+        let first = uid().await;
+        ns.patch_vm("apple", json!({ "spec": { "resources": change } })).await;
+        ns.patch_vm("apple", restart(&number.to_string())).await;
+        let says = |vm: &VirtualMachine| condition(vm, "Ready").is_some_and(|it| it.2.contains(words));
+        let vm = ns.vm_when("apple", words, says).await;
+        let (_, _, message) = condition(&vm, "Ready").unwrap();
+        assert!(message.contains("the guest runs on and is not restarted"), "{message}");
+        assert_eq!(uid().await, first, "{message}");
+        ns.patch_vm("apple", json!({ "spec": { "resources": mended } })).await;
+        eventually(words, LIMIT, async || (uid().await.is_some_and(|uid| Some(uid) != first)).then_some(())).await;
+    }
+}
+
+#[tokio::test]
 async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
     let ns = ManagedNamespace::new("instance-id").await;
     ns.create_vm("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;

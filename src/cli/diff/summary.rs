@@ -122,6 +122,7 @@ mod tests {
             template: String::new(),
             name: String::new(),
             patches: Vec::new(),
+            runner: String::new(),
             lifetime: Lifetime::Vm,
             update: Update::Live,
             hash: String::new(),

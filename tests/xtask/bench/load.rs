@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vm_operator::api::{VirtualMachine, VmReport};
 use vm_operator::config::ReconcilerConfig;
-use vm_operator::object::{HASH_ANNOTATION, Rendered, constant_resource};
+use vm_operator::object::{HASH_ANNOTATION, Rendered, constant_resource, labels};
 use vm_operator::observed::Observed;
 use vm_operator::ownership::{OBJECT_MANAGER, STATUS_MANAGER};
 use vm_operator::plan::plan;
@@ -75,7 +75,7 @@ pub struct Raw {
 }
 
 /// A bare client that makes the writes that no operator can avoid: it creates the VMs, then applies what is rendered
-/// for each and its status. It watches nothing but the number of Pods, and decides nothing.
+/// for each, the report of its Pod, and its status. It watches nothing but the number of Pods, and decides nothing.
 pub async fn raw(client: &Client, namespace: &str, count: usize, pods: &mut Seen) -> Result<Raw> {
     let start = Instant::now();
     create(client, namespace, 0..count).await?;
@@ -85,7 +85,7 @@ pub async fn raw(client: &Client, namespace: &str, count: usize, pods: &mut Seen
     let vms = vms.list(&Default::default()).await.context("listing the VMs")?.items;
     let templates = TemplateSet::builtin()?;
     let writes: Vec<Writes> = vms.iter().map(|vm| Writes::of(vm, &templates)).collect::<Result<_>>()?;
-    let writes_per_vm = writes.first().map_or(0, |writes| writes.steps.iter().map(Vec::len).sum::<usize>() + 2);
+    let writes_per_vm = writes.first().map_or(0, |writes| writes.steps.iter().map(Vec::len).sum::<usize>() + 3);
     let begin = Instant::now();
     each(count, |number| {
         let (client, writes) = (client.clone(), writes[number].clone());
@@ -103,6 +103,7 @@ struct Writes {
     namespace: String,
     name: String,
     steps: Vec<Vec<Rendered>>,
+    report: Value,
     status: Value,
 }
 
@@ -127,10 +128,19 @@ impl Writes {
             "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
             "status": status(&reconciled),
         });
+        // Its name is the Pod's UID, which nobody knows yet. Another UID does as well.
+        let report = json!({
+            "apiVersion": VmReport::api_version(&()),
+            "kind": VmReport::kind(&()),
+            "metadata": {
+                "name": vm.metadata.uid, "labels": labels(&vm.name_any()), "ownerReferences": [vm.controller_owner_ref(&())],
+            },
+            "spec": { "vm": vm.name_any() },
+        });
         // What a Pod mounts is made before it.
         let (pods, others) = rendered.into_iter().partition(|object| object.key.is_pod());
         let namespace = vm.namespace().unwrap_or_default();
-        Ok(Self { namespace, name: vm.name_any(), steps: vec![others, pods], status })
+        Ok(Self { namespace, name: vm.name_any(), steps: vec![others, pods], report, status })
     }
 
     async fn send(self, client: &Client) -> Result<()> {
@@ -141,6 +151,8 @@ impl Writes {
             });
             try_join_all(writes).await?;
         }
+        let (reports, name) = (ApiResource::erase::<VmReport>(&()), self.report["metadata"]["name"].as_str());
+        self.apply(client, reports, name.unwrap_or_default(), &self.report, OBJECT_MANAGER).await?;
         let vms = ApiResource::erase::<VirtualMachine>(&());
         self.apply(client, vms, &self.name, &self.status, STATUS_MANAGER).await
     }

@@ -452,6 +452,7 @@ impl Check<'_> {
             reboot_count: _,
             paused: _,
             on_panic: _,
+            watchdog: _,
         } = machine;
         self.legacy_text("spec.vm.cpuModel", Some(cpu_model), true);
         self.networks(networks);

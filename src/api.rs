@@ -486,10 +486,14 @@ pub struct Machine {
     /// goes on, so that its guest can shut down.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// What happens when the guest's kernel panics, or its watchdog is not fed in time. The VM has a panic device (pvpanic) and a watchdog
-    /// (iTCO) then. Default: the VM has neither, and the guest decides.
+    /// What happens when the guest's kernel panics, or, without `watchdog`, its watchdog is not fed in time. The VM has a panic device (pvpanic)
+    /// and a watchdog (iTCO) then. Default: the VM has neither, and the guest decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_panic: Option<OnPanic>,
+    /// The watchdog of the VM's chipset (iTCO), which the guest feeds once a program in it has begun to. Default: the VM has none, unless it has
+    /// `onPanic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<Watchdog>,
 }
 
 impl Machine {
@@ -520,6 +524,29 @@ pub enum OnPanic {
     Stop,
     /// The guest stays paused as it is, so that somebody can look at it.
     Keep,
+}
+
+/// A watchdog.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct Watchdog {
+    /// What happens when the guest has begun to feed it, and does not feed it in time any more. Default: `reset`.
+    #[serde(default)]
+    pub action: WatchdogAction,
+}
+
+/// What happens when a watchdog is not fed in time.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum WatchdogAction {
+    /// The VM is reset, after 5 s, and later the more often that happens: at most every 5 min.
+    #[default]
+    Reset,
+    /// The VM is stopped, and stays down until somebody starts it.
+    Poweroff,
+    /// The guest stays paused as it is, so that somebody can look at it.
+    Pause,
+    /// The guest goes on, and the log of the runner says it.
+    None,
 }
 
 /// Whether a VM should run.

@@ -439,7 +439,7 @@ fn as_wanted(facts: &Facts) -> &'static str {
     }
     match facts.condition(READY).and_then(conditions::reason) {
         Some(Reason::GuestShutdown) => "is stopped, because its guest shut itself down, and guestShutdownStops is set",
-        Some(Reason::StoppedAfterPanic) => "is stopped, because its guest panicked, and onPanic is stop",
+        Some(Reason::StoppedAfterPanic) => "is stopped, because its guest panicked or did not feed its watchdog",
         Some(Reason::StoppedAsRequested) if is_overridden => "is stopped for some time",
         _ if is_overridden && facts.is_wanted_up() => "runs for some time",
         Some(Reason::StoppedAsRequested) => "is stopped, as its spec wants it",

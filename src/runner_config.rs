@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::api::{Accelerator, Clipboard, Firmware, OnPanic, Quantity};
+use crate::api::{Accelerator, Clipboard, Firmware, OnPanic, Quantity, Watchdog};
 
 /// Paths in the runner's container, and the names of files there.
 pub mod paths {
@@ -191,6 +191,9 @@ pub struct VmSection {
     /// What is done when the guest panics, or its watchdog is not fed in time. Default: there is neither a panic device nor a watchdog.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_panic: Option<OnPanic>,
+    /// The watchdog, if another one than that of `on_panic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<Watchdog>,
     /// The network interfaces. Default: none.
     #[serde(default)]
     pub network: Vec<NetworkSection>,

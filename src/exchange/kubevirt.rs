@@ -22,7 +22,7 @@ use super::Exported;
 use crate::{
     api::{
         CloudInit, DataSource, Firmware, Machine, Network, OnPanic, PowerState, VirtualMachine, VirtualMachineSpec,
-        display::Display, status::Identity,
+        Watchdog, WatchdogAction, display::Display, status::Identity,
     },
     claims,
     observed::Observed,
@@ -202,6 +202,7 @@ impl Export<'_> {
             reboot_count: _,
             paused: _,
             on_panic,
+            watchdog,
         } = machine;
         let mut domain = json!({
             "cpu": self.cpu(machine, cpu_model),
@@ -270,13 +271,28 @@ impl Export<'_> {
         }
         if let Some(on_panic) = on_panic {
             domain["devices"]["panicDevices"] = json!([{ "model": "pvpanic" }]);
-            domain["devices"]["watchdog"] = json!({ "name": "watchdog", "i6300esb": { "action": "reset" } });
+            if watchdog.is_none() {
+                domain["devices"]["watchdog"] = json!({ "name": "watchdog", "i6300esb": { "action": "reset" } });
+            }
             self.out.changed("spec.vm.onPanic", match on_panic {
                 OnPanic::Restart => "another watchdog (i6300esb), which resets the guest; a guest that panics ends, and runStrategy starts it",
                 OnPanic::Stop | OnPanic::Keep => {
                     "another watchdog (i6300esb), which resets the guest; a guest that panics ends, and runStrategy decides whether it starts"
                 }
             });
+        }
+        if let Some(Watchdog { action }) = watchdog {
+            let (action, what) = match action {
+                WatchdogAction::Reset => ("reset", "another watchdog (i6300esb)"),
+                WatchdogAction::Poweroff => {
+                    ("poweroff", "another watchdog (i6300esb), and runStrategy decides whether the VM starts again")
+                }
+                WatchdogAction::Pause | WatchdogAction::None => {
+                    ("reset", "another watchdog (i6300esb), which resets the guest")
+                }
+            };
+            domain["devices"]["watchdog"] = json!({ "name": "watchdog", "i6300esb": { "action": action } });
+            self.out.changed("spec.vm.watchdog", what);
         }
         self.display(display);
         domain

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{ARROW, Cause, Facts, Finding, instant, of_condition, of_words, owner_of, time, upload};
 use crate::{
-    api::{OnPanic, Reason, conditions},
+    api::{OnPanic, Reason, WatchdogAction, conditions},
     object::{AGENT_NAME, PASST_NAME},
     observed::{Object, end_of},
 };
@@ -408,9 +408,12 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
         Reason::NetworkLost => Cause::NetworkLost,
         Reason::ChangeFailed => Cause::ChangeFailed,
         Reason::GuestPanicked => {
-            let todo = match facts.vm.spec.vm.on_panic {
-                Some(OnPanic::Restart) => "wait until the runner resets it, or look at its console".to_owned(),
-                _ => format!("kubectl vm reset {name} {place}"),
+            let machine = &facts.vm.spec.vm;
+            let is_reset = machine.on_panic == Some(OnPanic::Restart)
+                || machine.watchdog.is_some_and(|watchdog| watchdog.action == WatchdogAction::Reset);
+            let todo = match is_reset {
+                true => "wait until the runner resets it, or look at its console".to_owned(),
+                false => format!("kubectl vm reset {name} {place}"),
             };
             let found = Finding::new(Cause::GuestPanicked, ready.message.clone(), todo).at("spec.vm.onPanic");
             return Some(found.since(facts.condition(conditions::RUNNING).map(|it| it.last_transition_time.0)));

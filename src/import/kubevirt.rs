@@ -730,11 +730,11 @@ fn devices(domain: &Item, draft: &mut Draft) {
             }
             "watchdog" => {
                 let action = match item.get("i6300esb/action").map_or("reset", Item::text) {
-                    "poweroff" | "shutdown" => "stop",
-                    _ => "restart",
+                    "poweroff" | "shutdown" => "poweroff",
+                    _ => "reset",
                 };
-                draft.set("onPanic", action);
-                item.whole(Grade::Changed, "an iTCO watchdog, with spec.vm.onPanic");
+                draft.set("watchdog", json!({ "action": action }));
+                item.whole(Grade::Changed, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
             }
             "inputs" => item.whole(Grade::Same, "the VM has a USB tablet, a keyboard and a mouse"),
             "sound" => item.whole(Grade::Changed, "an Intel HDA sound card, with spec.vm.display.spice"),

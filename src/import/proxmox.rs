@@ -236,13 +236,13 @@ fn simple(item: &Item, draft: &mut Draft) {
         "watchdog" => {
             let action = item.get("action").map_or("none", Item::text);
             let action = match action {
-                "reset" => "restart",
-                "poweroff" | "shutdown" => "stop",
-                "pause" => "keep",
+                "reset" | "pause" => action,
+                "poweroff" | "shutdown" => "poweroff",
+                "none" | "debug" => "none",
                 _ => return,
             };
-            draft.set("onPanic", action);
-            item.whole(Grade::Changed, format!("an iTCO watchdog, with spec.vm.onPanic: {action}"));
+            draft.set("watchdog", json!({ "action": action }));
+            item.whole(Grade::Changed, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
         }
         "spice_enhancements" => {}
         _ => {}

@@ -66,6 +66,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         rtc_timezone: machine.rtc_timezone.clone(),
         rtc_clock: machine.rtc_clock.clone(),
         on_panic: machine.on_panic,
+        watchdog: machine.watchdog,
         network: networks::sections(vm),
         drives,
         display: display(vm),

@@ -15,7 +15,12 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
-use super::{cd::Medium, device::DeviceId, runtime_dir::RuntimeDir};
+use super::{
+    cd::Medium,
+    device::DeviceId,
+    panics::{Reaction, Reactions},
+    runtime_dir::RuntimeDir,
+};
 use crate::api::Clipboard;
 use crate::api::network::MOST_NETWORKS;
 use crate::api::status::{CdIdentity, DiskIdentity};
@@ -164,6 +169,8 @@ struct MachineContext<'a> {
     shares_memory: bool,
     /// Whether the runner must hear of panics.
     reports_panics: bool,
+    /// What QEMU itself does when the watchdog is not fed. `None`: there is none.
+    watchdog: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -350,6 +357,7 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
         uuid: &prepared.uuid,
         memory: vm.maximum_ram.bytes(),
         reports_panics: vm.on_panic.is_some(),
+        watchdog: Reactions::of(vm).watchdog().map(Reaction::by_qemu),
         memory_limit: memory_limit(prepared.hardware, vm.maximum_ram.bytes()),
         shares_memory: matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm),
     }

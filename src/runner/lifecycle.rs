@@ -14,8 +14,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{halt::Halt, panics::Panics, qmp, state::EndReason};
-use crate::api::OnPanic;
+use super::{
+    halt::Halt,
+    panics::{Panics, Reactions},
+    qmp,
+    state::EndReason,
+};
 
 /// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
 /// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as
@@ -89,9 +93,9 @@ pub struct Lifecycle {
 
 impl Lifecycle {
     /// The life cycle of a QEMU whose guest has not run yet.
-    pub fn new(on_panic: Option<OnPanic>, now: Instant) -> Self {
+    pub fn new(reactions: Reactions, now: Instant) -> Self {
         let stage = Stage::Paused { until: now + AGENT_TIMEOUT };
-        let panics = Panics::new(on_panic);
+        let panics = Panics::new(reactions);
         Self { stage, halt: Halt::default(), panics, ends_by_panic: false, shutdown: None, is_stopping: false }
     }
 
@@ -145,7 +149,7 @@ impl Lifecycle {
                 return Some(self.quit(now));
             }
             // It can't shut down any more.
-            Stage::PoweringDown { .. } if matches!(event, qmp::Event::GuestPanicked {} | qmp::Event::Watchdog {}) => {
+            Stage::PoweringDown { .. } if self.panics.panic(&event).is_some() => {
                 return Some(self.quit(now));
             }
             _ => {}
@@ -273,6 +277,7 @@ impl Lifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::OnPanic;
 
     /// A life cycle with a clock that the test sets.
     struct Scenario {
@@ -284,7 +289,7 @@ mod tests {
     impl Scenario {
         fn new() -> Self {
             let start = Instant::now();
-            Self { start, now: start, lifecycle: Lifecycle::new(None, start) }
+            Self { start, now: start, lifecycle: Lifecycle::new(Reactions::default(), start) }
         }
         fn at(&mut self, seconds: u64) -> &mut Self {
             self.now = self.start + Duration::from_secs(seconds);
@@ -468,12 +473,12 @@ mod tests {
     fn a_guest_that_panics_is_reset_or_ended_as_the_spec_says() {
         let panicked = |on_panic, at: u64| {
             let mut scenario = Scenario::running();
-            scenario.lifecycle.panics = Panics::new(on_panic);
+            scenario.lifecycle.panics = Panics::new(Reactions::on(on_panic));
             let action = scenario.at(at).event(qmp::Event::GuestPanicked {});
             scenario.event(qmp::Event::Stop);
             (scenario, action)
         };
-        let (mut restarts, action) = panicked(Some(OnPanic::Restart), 10);
+        let (mut restarts, action) = panicked(OnPanic::Restart, 10);
         assert_eq!(action, None);
         assert_eq!(restarts.lifecycle.wake_at(), Some(restarts.start + Duration::from_secs(15)));
         assert_eq!(restarts.at(15).timer(), Some(QemuAction::Reset));
@@ -481,23 +486,23 @@ mod tests {
         restarts.event(qmp::Event::Resume);
         assert_eq!(restarts.at(16).terminate(), Some(QemuAction::Powerdown), "it runs again");
 
-        let (mut stops, action) = panicked(Some(OnPanic::Stop), 10);
+        let (mut stops, action) = panicked(OnPanic::Stop, 10);
         assert_eq!(action, Some(QemuAction::Quit));
         stops.shutdown(false, "host-qmp-quit");
         assert_eq!(stops.lifecycle.end_reason(true), EndReason::StoppedAfterPanic);
 
-        let (mut kept, action) = panicked(Some(OnPanic::Keep), 10);
+        let (mut kept, action) = panicked(OnPanic::Keep, 10);
         assert_eq!((action, kept.lifecycle.wake_at()), (None, None));
         assert_eq!(kept.terminate(), Some(QemuAction::Quit), "nobody hears the power button");
         assert_eq!(kept.lifecycle.end_reason(true), EndReason::PoweredOff);
 
         let mut late = Scenario::running();
-        late.lifecycle.panics = Panics::new(Some(OnPanic::Restart));
+        late.lifecycle.panics = Panics::new(Reactions::on(OnPanic::Restart));
         late.terminate();
         assert_eq!(late.event(qmp::Event::GuestPanicked {}), Some(QemuAction::Quit), "it can't shut down any more");
 
         let mut missed = Scenario::running();
-        missed.lifecycle.panics = Panics::new(Some(OnPanic::Stop));
+        missed.lifecycle.panics = Panics::new(Reactions::on(OnPanic::Stop));
         assert_eq!(missed.input(Input::Found(qmp::GuestState::Hung)), Some(QemuAction::Quit));
     }
 

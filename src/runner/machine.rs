@@ -17,6 +17,7 @@ use super::{
     control::Control,
     files::{FileAccessError, Purpose, create_directory, random_uuid},
     monitor::Monitor,
+    panics::Reactions,
     pod_network::{self, Ports},
     prepare,
     programs::{self, Helpers, hint},
@@ -24,7 +25,7 @@ use super::{
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
-use crate::{api::OnPanic, kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
+use crate::{kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
 
 /// Why the VM could not be started, or has not ended well.
 #[derive(Debug, thiserror::Error)]
@@ -290,9 +291,9 @@ impl StartedVm {
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let longest = self.state.started_with.as_ref().and_then(|started| started.longest_powerdown);
-        let on_panic = self.state.started_with.as_ref().and_then(|started| started.vm.on_panic);
+        let reactions = self.state.started_with.as_ref().map(|started| Reactions::of(&started.vm)).unwrap_or_default();
         let is_emulated = self.state.accelerator == "tcg";
-        let spec = GuestSpec { on_panic, is_emulated, powerdown_timeout: || powerdown_timeout(options, longest) };
+        let spec = GuestSpec { reactions, is_emulated, powerdown_timeout: || powerdown_timeout(options, longest) };
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
         let changed = |helper, works: bool| {
@@ -321,7 +322,7 @@ fn stays_down(options: &MachineOptions, started_with: &Configuration, reason: En
     let config = &present.as_ref().unwrap_or(started_with).config;
     match reason {
         EndReason::GuestShutdown => config.guest_shutdown_stops,
-        EndReason::StoppedAfterPanic => options.is_in_pod && config.vm.on_panic == Some(OnPanic::Stop),
+        EndReason::StoppedAfterPanic => options.is_in_pod && Reactions::of(&config.vm).may_end(),
         EndReason::PoweredDown | EndReason::PoweredOff | EndReason::QemuFailed => false,
     }
 }

@@ -5,8 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::qmp::Event;
-use crate::api::OnPanic;
+use super::qmp::{Event, GuestState};
+use crate::{
+    api::{OnPanic, WatchdogAction},
+    runner_config::VmSection,
+};
 
 /// The time until the first reset: the VM's status says meanwhile what has happened.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(5);
@@ -15,10 +18,102 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// A guest that has run for this time begins anew with [`FIRST_PAUSE`].
 pub const IS_STABLE: Duration = Duration::from_secs(600);
 
+/// How a guest has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Panic {
+    /// Its kernel has panicked.
+    Kernel,
+    /// Its watchdog was not fed in time.
+    Watchdog,
+}
+
+impl Panic {
+    /// Whether and how the guest has failed if this is what it does.
+    pub fn of(guest: GuestState) -> Option<Self> {
+        match guest {
+            GuestState::Panicked => Some(Self::Kernel),
+            GuestState::Hung => Some(Self::Watchdog),
+            GuestState::NotStarted | GuestState::Executes | GuestState::StoppedByDisk | GuestState::Stopped => None,
+        }
+    }
+}
+
+/// What is done then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reaction {
+    /// The VM is reset.
+    Reset,
+    /// QEMU is ended, and the VM stays down.
+    End,
+    /// The guest stays paused.
+    Keep,
+    /// The guest goes on.
+    GoOn,
+}
+
+impl Reaction {
+    /// What QEMU itself does: all but the last is left to the runner.
+    pub fn by_qemu(self) -> &'static str {
+        match self {
+            Self::Reset | Self::End | Self::Keep => "pause",
+            Self::GoOn => "none",
+        }
+    }
+}
+
+/// What the VM's spec wants for each. `None`: there is no such device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reactions {
+    on_panic: Option<OnPanic>,
+    watchdog: Option<WatchdogAction>,
+}
+
+impl Reactions {
+    /// Those of a VM.
+    pub fn of(vm: &VmSection) -> Self {
+        Self { on_panic: vm.on_panic, watchdog: vm.watchdog.map(|watchdog| watchdog.action) }
+    }
+
+    /// With a panic device alone.
+    #[cfg(test)]
+    pub fn on(on_panic: OnPanic) -> Self {
+        Self { on_panic: Some(on_panic), watchdog: None }
+    }
+
+    /// When the watchdog is not fed. Without an action of its own, that of a panic.
+    pub fn watchdog(self) -> Option<Reaction> {
+        self.to(Panic::Watchdog).map(|(reaction, _)| reaction)
+    }
+
+    /// What is done, and the field of the spec that says so.
+    pub fn to(self, panic: Panic) -> Option<(Reaction, &'static str)> {
+        let by_watchdog = self.watchdog.filter(|_| panic == Panic::Watchdog).map(|action| match action {
+            WatchdogAction::Reset => (Reaction::Reset, "watchdog.action: reset"),
+            WatchdogAction::Poweroff => (Reaction::End, "watchdog.action: poweroff"),
+            WatchdogAction::Pause => (Reaction::Keep, "watchdog.action: pause"),
+            WatchdogAction::None => (Reaction::GoOn, "watchdog.action: none"),
+        });
+        by_watchdog.or_else(|| {
+            self.on_panic.map(|on_panic| match on_panic {
+                OnPanic::Restart => (Reaction::Reset, "onPanic: restart"),
+                OnPanic::Stop => (Reaction::End, "onPanic: stop"),
+                OnPanic::Keep => (Reaction::Keep, "onPanic: keep"),
+            })
+        })
+    }
+
+    /// Whether one of them ends the guest.
+    pub fn may_end(self) -> bool {
+        [Panic::Kernel, Panic::Watchdog]
+            .into_iter()
+            .any(|panic| self.to(panic).is_some_and(|(it, _)| it == Reaction::End))
+    }
+}
+
 /// The panics of a guest.
 #[derive(Debug)]
 pub struct Panics {
-    policy: Option<OnPanic>,
+    reactions: Reactions,
     has_panicked: bool,
     /// When the VM must be reset.
     reset_at: Option<Instant>,
@@ -28,9 +123,9 @@ pub struct Panics {
 }
 
 impl Panics {
-    /// No panic yet. Without a policy there is no device that reports one.
-    pub fn new(policy: Option<OnPanic>) -> Self {
-        Self { policy, has_panicked: false, reset_at: None, pause: FIRST_PAUSE, last_reset: None }
+    /// No panic yet.
+    pub fn new(reactions: Reactions) -> Self {
+        Self { reactions, has_panicked: false, reset_at: None, pause: FIRST_PAUSE, last_reset: None }
     }
 
     /// Whether the guest has panicked, and was not reset since: no operating system hears the power button.
@@ -45,20 +140,35 @@ impl Panics {
 
     /// Takes note of an event. Returns whether QEMU must be ended.
     pub fn event(&mut self, event: &Event, now: Instant) -> bool {
-        match event {
-            Event::GuestPanicked {} | Event::Watchdog {} if !self.has_panicked => {
-                self.has_panicked = true;
-                match self.policy {
-                    Some(OnPanic::Restart) => self.schedule(now),
-                    Some(OnPanic::Stop) => return true,
-                    Some(OnPanic::Keep) | None => {}
-                }
+        if let Some(panic) = self.panic(event) {
+            if self.has_panicked {
+                return false;
             }
+            self.has_panicked = true;
+            match self.reactions.to(panic).map(|(reaction, _)| reaction) {
+                Some(Reaction::Reset) => self.schedule(now),
+                Some(Reaction::End) => return true,
+                Some(Reaction::Keep | Reaction::GoOn) | None => {}
+            }
+            return false;
+        }
+        match event {
             // Somebody has reset the VM, or let the guest go on.
             Event::Reset { .. } | Event::Resume => (self.has_panicked, self.reset_at) = (false, None),
             _ => {}
         }
         false
+    }
+
+    /// The panic that an event reports, if the guest does not go on after it.
+    pub fn panic(&self, event: &Event) -> Option<Panic> {
+        let panic = match event {
+            Event::GuestPanicked {} => Panic::Kernel,
+            Event::Watchdog {} => Panic::Watchdog,
+            _ => return None,
+        };
+        let goes_on = self.reactions.to(panic).is_some_and(|(reaction, _)| reaction == Reaction::GoOn);
+        (!goes_on).then_some(panic)
     }
 
     fn schedule(&mut self, now: Instant) {
@@ -88,7 +198,7 @@ mod tests {
     #[test]
     fn a_guest_that_panics_again_and_again_is_reset_less_and_less_often() {
         let start = Instant::now();
-        let mut panics = Panics::new(Some(OnPanic::Restart));
+        let mut panics = Panics::new(Reactions::on(OnPanic::Restart));
         let mut now = start;
         let mut pauses = vec![];
         for _ in 0..9 {
@@ -110,7 +220,7 @@ mod tests {
     #[test]
     fn a_reset_that_fails_is_tried_again_and_one_by_a_person_counts() {
         let start = Instant::now();
-        let mut panics = Panics::new(Some(OnPanic::Restart));
+        let mut panics = Panics::new(Reactions::on(OnPanic::Restart));
         panics.event(&Event::GuestPanicked {}, start);
         let at = start + FIRST_PAUSE;
         assert!(panics.is_due(at) && !panics.is_due(at) && panics.is_due(at + FIRST_PAUSE));
@@ -122,10 +232,34 @@ mod tests {
     fn the_policy_decides_what_a_panic_means() {
         let now = Instant::now();
         for (policy, ends) in [(None, false), (Some(OnPanic::Keep), false), (Some(OnPanic::Stop), true)] {
-            let mut panics = Panics::new(policy);
+            let mut panics = Panics::new(policy.map(Reactions::on).unwrap_or_default());
             assert_eq!(panics.event(&Event::GuestPanicked {}, now), ends, "{policy:?}");
             assert_eq!((panics.reset_at(), panics.has_panicked()), (None, true), "{policy:?}");
             assert!(!panics.event(&Event::GuestPanicked {}, now), "a panic is reported once");
+        }
+    }
+
+    #[test]
+    fn a_watchdog_has_an_action_of_its_own_or_that_of_a_panic() {
+        let now = Instant::now();
+        for (on_panic, action, expected) in [
+            (None, None, None),
+            (Some(OnPanic::Stop), None, Some(Reaction::End)),
+            (Some(OnPanic::Stop), Some(WatchdogAction::Reset), Some(Reaction::Reset)),
+            (None, Some(WatchdogAction::Poweroff), Some(Reaction::End)),
+            (None, Some(WatchdogAction::Pause), Some(Reaction::Keep)),
+            (Some(OnPanic::Keep), Some(WatchdogAction::None), Some(Reaction::GoOn)),
+        ] {
+            let reactions = Reactions { on_panic, watchdog: action };
+            assert_eq!(reactions.watchdog(), expected, "{reactions:?}");
+            let mut panics = Panics::new(reactions);
+            assert_eq!(panics.event(&Event::Watchdog {}, now), expected == Some(Reaction::End), "{reactions:?}");
+            assert_eq!(panics.has_panicked(), expected != Some(Reaction::GoOn), "{reactions:?}");
+            assert_eq!(panics.reset_at().is_some(), expected == Some(Reaction::Reset), "{reactions:?}");
+            // A panic is what it was.
+            let mut panics = Panics::new(reactions);
+            assert_eq!(panics.event(&Event::GuestPanicked {}, now), on_panic == Some(OnPanic::Stop), "{reactions:?}");
+            assert_eq!(reactions.may_end(), on_panic == Some(OnPanic::Stop) || expected == Some(Reaction::End));
         }
     }
 }

@@ -23,6 +23,7 @@ use super::{
     ctl::{self, Task},
     lifecycle::{Input, Lifecycle, QemuAction},
     monitor::{Monitor, News},
+    panics::{Reaction, Reactions},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Event, Qmp},
     runtime_dir::RuntimeDir,
@@ -30,7 +31,6 @@ use super::{
     state::{EndReason, Helper},
 };
 use crate::{
-    api::OnPanic,
     process::ErrorChain,
     runner_config::{VmSection, default_powerdown_timeout},
 };
@@ -66,7 +66,7 @@ pub enum Connection {
 /// What the VM's spec wants of a guest that ends.
 pub struct GuestSpec<F> {
     /// What to do if the guest panics.
-    pub on_panic: Option<OnPanic>,
+    pub reactions: Reactions,
     /// Whether QEMU runs the guest without KVM.
     pub is_emulated: bool,
     /// Returns the time that the guest has to power down; `None` if it cannot be read now. It is asked for at SIGTERM, and again as long as the
@@ -145,7 +145,7 @@ impl Qemu {
         spec: GuestSpec<impl Fn() -> Option<Duration>>,
         mut changed: impl FnMut(Helper, bool),
     ) -> Result<End, Error> {
-        let mut lifecycle = Lifecycle::new(spec.on_panic, Instant::now());
+        let mut lifecycle = Lifecycle::new(spec.reactions, Instant::now());
         let mut stall = Stall::new(self.pid());
         let status = loop {
             let wake_at = lifecycle.wake_at();
@@ -162,7 +162,12 @@ impl Qemu {
                         changed(Helper::PodContainer, false);
                         continue;
                     }
-                    News::Event(event) => Input::Qemu(event),
+                    News::Event(event) => {
+                        if event == (Event::Watchdog {}) && spec.reactions.watchdog() == Some(Reaction::GoOn) {
+                            warn!("the guest has not fed its watchdog, and goes on");
+                        }
+                        Input::Qemu(event)
+                    }
                     News::Back(guest) => Input::Found(guest),
                 },
                 () = stall.due(), if spec.is_emulated && !lifecycle.is_ending() => {

@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::{
     devices::Problem,
     login::LoginState,
-    qmp::{GuestState, Viewer},
+    panics::{Panic, Reaction, Reactions},
+    qmp::Viewer,
     relay::{RelayState, at_screen},
     state::{EndReason, MachineState, Phase},
 };
 use crate::{
     api::{
-        Identity, OnPanic, PendingChange, Quantity, Reason, VmReportStatus,
+        Identity, PendingChange, Quantity, Reason, VmReportStatus,
         conditions::{self, NewCondition, with_times},
         report::MOST_USERS,
         status::{CdIdentity, DiskIdentity, ListEntry, NetworkIdentity},
@@ -89,26 +90,6 @@ impl Observation {
     pub fn add_viewer(&mut self, viewer: Viewer) {
         if viewer.is_main() && self.viewers.len() < MOST_VIEWERS {
             self.viewers.push(viewer);
-        }
-    }
-}
-
-/// How the guest has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Panic {
-    /// Its kernel has panicked.
-    Kernel,
-    /// Its watchdog was not fed in time.
-    Watchdog,
-}
-
-impl Panic {
-    /// Whether and how the guest has failed if this is what it does.
-    pub fn of(guest: GuestState) -> Option<Self> {
-        match guest {
-            GuestState::Panicked => Some(Self::Kernel),
-            GuestState::Hung => Some(Self::Watchdog),
-            GuestState::NotStarted | GuestState::Executes | GuestState::StoppedByDisk | GuestState::Stopped => None,
         }
     }
 }
@@ -414,17 +395,16 @@ fn panic_message(panic: Panic, machine: &MachineState) -> String {
         Panic::Kernel => "The guest's kernel has panicked",
         Panic::Watchdog => "The guest has not fed its watchdog in time",
     };
-    let on_panic = machine.started_with.as_ref().and_then(|started| started.vm.on_panic);
-    let next = match on_panic {
-        Some(OnPanic::Restart) => {
-            "the runner resets it; if that happens again and again, after up to 5 min (onPanic: restart)"
-        }
-        Some(OnPanic::Stop) => "the runner ends QEMU (onPanic: stop)",
-        Some(OnPanic::Keep) | None => {
-            "it stays paused as it is: increase resetCount to reset it, or restart the VM (onPanic: keep)"
+    let reactions = machine.started_with.as_ref().map(|started| Reactions::of(&started.vm)).unwrap_or_default();
+    let (reaction, field) = reactions.to(panic).unwrap_or((Reaction::Keep, "onPanic: keep"));
+    let next = match reaction {
+        Reaction::Reset => "the runner resets it; if that happens again and again, after up to 5 min",
+        Reaction::End => "the runner ends QEMU",
+        Reaction::Keep | Reaction::GoOn => {
+            "it stays paused as it is: increase resetCount to reset it, or restart the VM"
         }
     };
-    format!("{what}; {next}.")
+    format!("{what}; {next} ({field}).")
 }
 
 fn end_message(reason: EndReason, phase: &Phase) -> String {
@@ -432,7 +412,9 @@ fn end_message(reason: EndReason, phase: &Phase) -> String {
         EndReason::GuestShutdown => "The guest has shut down.".into(),
         EndReason::PoweredDown => "The guest has shut down, as the runner asked it to.".into(),
         EndReason::PoweredOff => "The guest did not shut down in time and was powered off.".into(),
-        EndReason::StoppedAfterPanic => "The guest has panicked, and QEMU was ended (onPanic: stop).".into(),
+        EndReason::StoppedAfterPanic => {
+            "The guest has panicked or has not fed its watchdog, and QEMU was ended, as the spec wants it.".into()
+        }
         EndReason::QemuFailed => {
             let (code, last_words) = match phase {
                 Phase::Ended { code, last_words, .. } => (*code, last_words.as_str()),

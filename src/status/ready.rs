@@ -234,7 +234,10 @@ fn running(power: &Power) -> String {
 fn stopped(power: &Power) -> NewCondition {
     if let Some(halted) = power.halted.as_ref().filter(|halted| !halted.released) {
         let (reason, cause) = if halted.by == Halted::PANIC {
-            (Reason::StoppedAfterPanic, "the guest has panicked, and onPanic is stop")
+            (
+                Reason::StoppedAfterPanic,
+                "the guest has panicked or has not fed its watchdog, and onPanic or watchdog stops it then",
+            )
         } else {
             (Reason::GuestShutdown, "the guest has shut itself down, and guestShutdownStops is set")
         };

@@ -67,3 +67,35 @@ fn a_guest_that_panics_stays_down_also_when_its_container_is_started_again() {
 fn a_guest_that_does_not_feed_its_watchdog_is_reset_and_its_status_says_so() {
     is_reset("start-watchdog", "guest: watchdog started");
 }
+
+#[test]
+fn a_watchdog_has_an_action_of_its_own() {
+    let watched = |action: &str, more: serde_json::Value| {
+        let mut config = json!({ "watchdog": { "action": action }, "powerdownTimeout": 900 });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Vm::new(config, json!({ "start-watchdog": "start 1" }))
+    };
+    // Without a panic device.
+    let vm = watched("reset", json!({}));
+    let mut runner = vm.start("all");
+    runner.console("guest: watchdog started");
+    runner.logs("condition=\"Running\" status=false reason=\"GuestPanicked\"");
+    runner.console("guest: starts=2");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+    // Beside one, which does something else.
+    let vm = watched("poweroff", json!({ "onPanic": "keep" }));
+    let runner = vm.start("all");
+    runner.console("guest: watchdog started");
+    runner.logs("condition=\"Running\" status=false reason=\"StoppedAfterPanic\"");
+    runner.logs("waiting for the Pod's end");
+    drop(runner);
+    // The guest goes on.
+    let vm = watched("none", json!({ "onPanic": "restart" }));
+    let mut runner = vm.start("all");
+    runner.console("guest: watchdog started");
+    runner.logs("the guest has not fed its watchdog, and goes on");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}

@@ -148,7 +148,7 @@ fn everything_that_has_no_equivalent_is_said() {
                     { "tap": { "bridge": "br1", "device": "vmxnet3" } }, { "user": { "net": "10.1.0.0/24" } }, { "pod": {} },
                 ],
                 "disks": [disk("a", 1), disk("b", 0), disk("c", 1), { "cdrom": { "image": "x.iso" } }, { "cdrom": { "image": "" } }],
-                "display": { "outputs": 2, "loggedInUser": "ada", "clipboard": "spice" }, "paused": true, "onPanic": "stop",
+                "display": { "outputs": 2, "loggedInUser": "ada", "clipboard": "spice" }, "paused": true, "onPanic": "stop", "watchdog": { "action": "poweroff" },
             },
         });
     });
@@ -207,6 +207,7 @@ fn everything_that_has_no_equivalent_is_said() {
         "spec.vm.display.clipboard: left out",
         "spec.vm.paused: changed",
         "spec.vm.onPanic: changed",
+        "spec.vm.watchdog: changed",
     ] {
         assert!(losses.iter().any(|loss| loss == expected), "{expected} in {losses:#?}");
     }

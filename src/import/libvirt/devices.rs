@@ -1,5 +1,7 @@
 //! The devices of a domain.
 
+use serde_json::json;
+
 use super::{
     Content, DataFile, Draft, Grade, Item, Link, Place,
     draft::{card, is_mac},
@@ -376,14 +378,11 @@ fn tpm(device: &Item, draft: &mut Draft) {
 
 fn watchdog(device: &Item, model: &str, draft: &mut Draft) {
     let action = match device.get("@action").map_or("reset", Item::text) {
-        "reset" => "restart",
-        "poweroff" | "shutdown" => "stop",
-        "pause" => "keep",
+        action @ ("reset" | "pause" | "none") => action,
+        "poweroff" | "shutdown" => "poweroff",
         _ => return,
     };
-    if !draft.vm.contains_key("onPanic") {
-        draft.set("onPanic", action);
-    }
+    draft.set("watchdog", json!({ "action": action }));
     let grade = if model == "itco" { Grade::Same } else { Grade::Changed };
-    device.whole(grade, "an iTCO watchdog, with spec.vm.onPanic");
+    device.whole(grade, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
 }

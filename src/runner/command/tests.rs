@@ -161,6 +161,13 @@ fn a_vm_that_reacts_to_panics_has_a_panic_device_and_a_watchdog() {
         }
     }
     assert!(!standard("", &prepared()).contains("panic"));
+    for (action, by_qemu) in [("reset", "pause"), ("poweroff", "pause"), ("pause", "pause"), ("none", "none")] {
+        let text = standard(&format!("    watchdog: {{action: {action}}}\n"), &prepared());
+        for line in ["-global ICH9-LPC.noreboot=off", &format!("-action watchdog={by_qemu}")] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        assert!(!text.contains("pvpanic"), "{text}");
+    }
 }
 
 #[test]

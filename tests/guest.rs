@@ -133,16 +133,16 @@ fn a_guest_boots_from_a_disk_and_has_a_cd_when_those_before_them_are_taken_out()
     drives.swap(0, 1);
     drives.extend(cds);
     vm.write_config();
-    let start = |vm: &Vm, drive: &str| {
+    let start = |vm: &Vm, slot: u32| {
         let mut runner = vm.start("all");
         runner.console("guest: up");
         let file = vm.cd("third.iso", 64);
         vm.change(|config| config["vm"]["drives"].as_array_mut().unwrap().last_mut().unwrap()["file"] = json!(file));
-        runner.logs(&format!("changed change=\"Insert {{ id: \\\"{drive}\\\""));
+        runner.logs(&format!("changed change=\"Insert {{ slot: {slot},"));
         runner.signal("TERM");
         runner.ends_well("PoweredDown");
     };
-    start(&vm, "cd1");
+    start(&vm, 1);
     // What the manager writes then.
     let drives = vm.config["vm"]["drives"].as_array_mut().unwrap();
     drives.remove(2);
@@ -151,7 +151,7 @@ fn a_guest_boots_from_a_disk_and_has_a_cd_when_those_before_them_are_taken_out()
         drive["slot"] = json!(1);
     }
     vm.write_config();
-    start(&vm, "cd1");
+    start(&vm, 1);
 }
 
 /// A web server that ends when it is dropped.
@@ -199,7 +199,7 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     runner.opens(&large);
     runner.closes(&small);
     insert("", 0);
-    runner.logs("changed change=\"Eject { id: \\\"cd0\\\"");
+    runner.logs("changed change=\"Eject { slot: 0,");
     runner.closes(&large);
     // What is refused is in the status, and leaves the drive as it is.
     for (file, reason) in [
@@ -219,7 +219,7 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     let server = Server::start(&vm.path(""));
     let url = format!("http://{}/large.iso", server.address);
     insert(&url, 0);
-    runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", medium: Url(\\\"{url}\\\")"));
+    runner.logs(&format!("changed change=\"Insert {{ slot: 0, drive: \\\"0\\\", medium: Url(\\\"{url}\\\")"));
     runner.closes(&small);
     insert(&small, 0);
     runner.opens(&small);

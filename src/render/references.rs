@@ -79,7 +79,7 @@ fn lacking<'k>(object: &Rendered, keys: &'k [String]) -> Option<&'k String> {
 }
 
 /// A ConfigMap or Secret that is rendered without a key that its guest needs, and that key.
-pub(crate) fn lacking_key(objects: &[Rendered]) -> Option<(&ObjectKey, String)> {
+pub fn lacking_key(objects: &[Rendered]) -> Option<(&ObjectKey, String)> {
     let needed = objects.iter().filter(|object| is_guest(object)).flat_map(pod_specs).flat_map(references);
     needed.filter(|reference| !reference.is_optional).find_map(|Reference { key, keys, .. }| {
         let object = objects.iter().find(|object| object.key == key)?;

@@ -15,8 +15,8 @@ mod whose;
 use std::{cmp::Ordering, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Resource, ResourceExt, core::ObjectMeta};
-use serde_json::{Value, json};
+use kube::ResourceExt;
+use serde_json::Value;
 
 use crate::{
     api::{
@@ -182,23 +182,6 @@ fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
         .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
     let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
     !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
-}
-
-/// How often it is decided anew whether a claim goes with its VM, while others change the claim.
-pub const ATTEMPTS: usize = 5;
-
-/// What is applied to a claim so that a VM owns it and the garbage collector deletes it with the VM, or after it. `claim`: the metadata by which it was
-/// decided that the claim goes with the VM. If the claim has changed since, the API server refuses it.
-pub fn owned_by(vm: &str, vm_uid: &str, claim: &ObjectMeta) -> Value {
-    let owner = json!({
-        "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": vm, "uid": vm_uid,
-    });
-    json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": {
-            "name": claim.name, "uid": claim.uid, "resourceVersion": claim.resource_version, "ownerReferences": [owner],
-        },
-    })
 }
 
 /// Whether a Pod that is not the VM's writes to the claim, as far as it was observed ([`Observed::others`]).

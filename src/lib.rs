@@ -91,6 +91,8 @@ pub mod discovery;
 #[cfg(any(feature = "manager", feature = "web"))]
 pub mod events;
 pub mod files;
+#[cfg(any(feature = "manager", feature = "vmctl"))]
+pub mod give_up;
 #[cfg(feature = "local")]
 pub mod local;
 #[cfg(feature = "manager")]

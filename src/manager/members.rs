@@ -2,21 +2,22 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Api, Client, CustomResourceExt, Resource, ResourceExt,
+    Api, Client, CustomResourceExt, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     core::{DynamicObject, ObjectMeta},
 };
 use serde_json::json;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
-    api::{StoredVm, VirtualMachine, VmPool, pool::OldClaims, status::ClaimStatus},
+    api::{StoredVm, VirtualMachine, VmPool, pool::OldClaims},
     assignment::{
         Pool,
         members::{MemberPlan, MemberWrite},
     },
     claims,
     cluster::NO_VERSION,
+    give_up::give_up,
     metrics::Metrics,
     object::POOL_LABEL,
     ownership::{MEMBER_MANAGER, is_made_by_pool},
@@ -171,29 +172,9 @@ impl Members<'_> {
         self.vms().delete(vm, &parameters).await?;
         let Some(vm) = deleted else { return Ok(()) };
         for claim in vm.status.iter().flat_map(|status| &status.claims).filter(|claim| !claim.unused) {
-            self.give_up(&vm, claim).await?;
+            let goes = |found: &ObjectMeta| claims::goes_with(&vm, found) && found.uid == claim.uid;
+            give_up(&self.claims(), MEMBER_MANAGER, &vm, &claim.name, goes).await?;
         }
-        Ok(())
-    }
-
-    /// Lets the garbage collector delete a claim of a deleted VM, if it is one that goes with the VM ([`claims::goes_with`]). Whoever changes the
-    /// claim meanwhile may have given it to another VM, so it is judged again then.
-    async fn give_up(&self, vm: &VirtualMachine, claim: &ClaimStatus) -> kube::Result<()> {
-        let uid = vm.metadata.uid.as_deref().unwrap_or_default();
-        for _ in 0..claims::ATTEMPTS {
-            let found = self.claims().get_metadata_opt(&claim.name).await?.map(|found| found.metadata);
-            let is_its = |found: &ObjectMeta| claims::goes_with(vm, found) && found.uid == claim.uid;
-            let Some(found) = found.filter(is_its) else { return Ok(()) };
-            let owned = claims::owned_by(&vm.name_any(), uid, &found);
-            let parameters = PatchParams::apply(MEMBER_MANAGER);
-            match self.claims().patch_metadata(&claim.name, &parameters, &Patch::Apply(&owned)).await {
-                Ok(_) => return Ok(()),
-                Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(()),
-                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
-                Err(error) => return Err(error),
-            }
-        }
-        warn!(claim = claim.name, "the claim changes all the time, so it stays");
         Ok(())
     }
 

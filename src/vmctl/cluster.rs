@@ -11,7 +11,6 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use tracing::warn;
 
 use super::{
     FIELD_MANAGER,
@@ -20,7 +19,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    claims,
+    give_up::give_up,
     object::{INSTANCE_LABEL, ephemeral_claim},
     observed::vms_pod::vms_pod,
 };
@@ -165,28 +164,11 @@ impl Cluster {
     /// Makes a VM the owner of a claim, so that the garbage collector deletes the claim with it, if it is one that goes with the VM
     /// ([`standing::is_to_own`]). `uid`: only if the claim has that one.
     pub async fn own_claim(&self, vm: &VirtualMachine, claim: &str, uid: Option<&str>) -> Result<(), RequestError> {
-        let vm_name = vm.name_any();
-        let is_its = |found: &ObjectMeta| {
+        let goes = |found: &ObjectMeta| {
             standing::is_to_own(vm, found) && uid.is_none_or(|uid| found.uid.as_deref() == Some(uid))
         };
-        for _ in 0..claims::ATTEMPTS {
-            let Some(found) = self.claim(claim).await?.filter(is_its) else { return Ok(()) };
-            let owned = claims::owned_by(&vm_name, &vm.uid().unwrap_or_default(), &found);
-            let (claims, parameters) = (self.claims(), PatchParams::apply(FIELD_MANAGER));
-            match answered(claims.patch_metadata(claim, &parameters, &Patch::Apply(&owned))).await {
-                Ok(_) => return Ok(()),
-                // It is gone already.
-                Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(()),
-                // Somebody has changed it, and it may be another VM's now.
-                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
-                Err(source) => {
-                    let what = format!("make vm {}/{vm_name} the owner of the claim {claim}", self.namespace);
-                    return Err(RequestError { what, source });
-                }
-            }
-        }
-        warn!(claim, "the claim changes all the time, so it stays");
-        Ok(())
+        let what = || format!("make vm {}/{} the owner of the claim {claim}", self.namespace, vm.name_any());
+        answered(give_up(&self.claims(), FIELD_MANAGER, vm, claim, goes)).await.map_err(failed(what))
     }
 
     async fn claim(&self, name: &str) -> Result<Option<ObjectMeta>, RequestError> {

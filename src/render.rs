@@ -37,7 +37,7 @@ pub mod patches;
 pub(crate) mod pod;
 mod reach;
 mod read;
-pub mod references;
+pub(crate) mod references;
 pub mod runner;
 pub mod schema;
 mod steering;

@@ -20,22 +20,9 @@ use crate::{
     render::{
         check::trial,
         pod::{pod_specs, with_claims},
-        references::lacking_key,
+        references::{self, Reference},
     },
 };
-
-/// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
-/// (<https://kubernetes.io/docs/concepts/storage/projected-volumes/>). In a new namespace it may come a
-/// moment later than the Pod, whose kubelet waits for it.
-const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
-
-/// A Secret, a ConfigMap or a claim that a Pod mounts.
-#[derive(Debug, PartialEq, Eq)]
-struct Source {
-    object: ObjectKey,
-    /// The keys that it must have.
-    keys: BTreeSet<String>,
-}
 
 impl Cluster {
     /// Checks what the Pods that a step of a plan creates would mount. What the VM has itself needs no request.
@@ -77,9 +64,9 @@ impl Cluster {
         if let Some(foreign) = self.foreign_claim(vm, rendered.iter().filter_map(pod_spec)) {
             return Err(foreign);
         }
-        if let Some((object, key)) = lacking_key(rendered) {
-            let lacking = Lacking::Key(key);
-            return Err(ActionError::MountMissing { object: object.clone(), lacking, is_restart: true });
+        let lacking = |it: references::Missing| Some((it.key, Lacking::Key(it.lacks?)));
+        if let Some((object, lacking)) = references::missing(vm, &observed, rendered).into_iter().find_map(lacking) {
+            return Err(ActionError::MountMissing { object, lacking, is_restart: true });
         }
         self.check_mounted(vm, rendered.iter(), Some(rendered)).await?;
         for object in rendered.iter().filter(|object| pod_spec(object).is_some()) {
@@ -101,19 +88,16 @@ impl Cluster {
         restarted: Option<&[Rendered]>,
     ) -> Result<(), ActionError> {
         let pods: Vec<&Value> = objects.filter_map(pod_spec).collect();
-        let mut mounted: Vec<Source> = pods.iter().flat_map(|pod| sources(pod)).collect();
-        if restarted.is_some() {
-            // A Pod without its claim waits until there is one. A guest that runs does not.
-            let claims = pods.iter().flat_map(|pod| claims(pod));
-            mounted.extend(claims.map(|name| Source { object: ObjectKey::claim(name), keys: BTreeSet::new() }));
-        }
+        // A Pod without its claim waits until there is one. A guest that runs does not.
+        let matters = |it: &Reference| !it.is_optional && (restarted.is_some() || !it.key.is_claim());
+        let mounted: Vec<Reference> = pods.iter().flat_map(|pod| references::of_volumes(pod)).filter(matters).collect();
         if mounted.is_empty() {
             return Ok(());
         }
         let own = self.children.observe(vm, Timestamp::now());
-        let is_made = |source: &Source| restarted.unwrap_or_default().iter().any(|object| object.key == source.object);
-        let others = mounted.into_iter().filter(|source| own.get(&source.object).is_none() && !is_made(source));
-        for Source { object, keys } in others {
+        let is_made = |key: &ObjectKey| restarted.unwrap_or_default().iter().any(|object| object.key == *key);
+        let others = mounted.into_iter().filter(|it| own.get(&it.key).is_none() && !is_made(&it.key));
+        for Reference { key: object, keys, is_optional: _ } in others {
             match self.lacks(&namespace_of(vm), &object, &keys).await {
                 Ok(None) => {}
                 Ok(Some(lacking)) => {
@@ -145,12 +129,7 @@ impl Cluster {
     }
 
     /// What is missing. The content of a Secret is not read.
-    async fn lacks(
-        &self,
-        namespace: &str,
-        object: &ObjectKey,
-        keys: &BTreeSet<String>,
-    ) -> kube::Result<Option<Lacking>> {
+    async fn lacks(&self, namespace: &str, object: &ObjectKey, keys: &[String]) -> kube::Result<Option<Lacking>> {
         if object.kind == "Secret" {
             return self.lacks_object::<Secret>(namespace, &object.name).await;
         }
@@ -179,51 +158,4 @@ fn pod_spec(object: &Rendered) -> Option<&Value> {
 fn claims(pod_spec: &Value) -> impl Iterator<Item = &str> {
     let volumes = pod_spec["volumes"].as_array().into_iter().flatten();
     volumes.filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
-}
-
-/// What a Pod can't start without and somebody must have made. The kubelet itself says what is wrong with variables of the environment.
-fn sources(pod_spec: &Value) -> Vec<Source> {
-    let volumes = pod_spec["volumes"].as_array().into_iter().flatten();
-    let projected = volumes.clone().filter_map(|volume| volume["projected"]["sources"].as_array()).flatten();
-    let source = |part: &Value| {
-        let secret = part.get("secret").map(|secret| ("Secret", secret));
-        let (kind, source) = secret.or_else(|| Some(("ConfigMap", part.get("configMap")?)))?;
-        // A volume calls it `secretName`, a projected one `name`.
-        let name = source["secretName"].as_str().or_else(|| source["name"].as_str())?.to_owned();
-        let items = source["items"].as_array().into_iter().flatten();
-        let keys = items.filter_map(|item| Some(item["key"].as_str()?.to_owned())).collect();
-        let object = ObjectKey { api_version: "v1".into(), kind: kind.into(), name };
-        let is_kept = kind == "ConfigMap" && object.name == ROOT_CERTIFICATE;
-        (source["optional"] != true && !is_kept).then_some(Source { object, keys })
-    };
-    volumes.chain(projected).filter_map(source).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn what_a_pod_can_not_start_without() {
-        let spec = json!({ "volumes": [
-            { "name": "a", "secret": { "secretName": "keys" } },
-            { "name": "b", "configMap": { "name": "settings", "items": [{ "key": "x", "path": "y" }, { "key": "z", "path": "z" }] } },
-            { "name": "c", "configMap": { "name": "may-be", "optional": true } },
-            { "name": "d", "emptyDir": {} },
-            { "name": "e", "projected": { "sources": [
-                { "secret": { "name": "data", "items": [{ "key": "k", "path": "k" }] } },
-                { "secret": { "name": "perhaps", "optional": true } },
-                { "serviceAccountToken": { "path": "token" } },
-                { "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } },
-                { "configMap": { "name": "more" } },
-            ] } },
-        ] });
-        let found: Vec<String> =
-            sources(&spec).iter().map(|source| format!("{} {:?}", source.object, source.keys)).collect();
-        let expected =
-            ["Secret keys {}", "ConfigMap settings {\"x\", \"z\"}", "Secret data {\"k\"}", "ConfigMap more {}"];
-        assert_eq!(found, expected);
-    }
 }

@@ -10,20 +10,37 @@ use crate::{
     observed::Observed,
 };
 
-/// The ConfigMap that Kubernetes makes in each namespace.
+/// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
+/// (<https://kubernetes.io/docs/concepts/storage/projected-volumes/>). In a new namespace it may come a
+/// moment later than the Pod, whose kubelet waits for it.
 const OF_KUBERNETES: &str = "kube-root-ca.crt";
 
-/// Something that a Pod refers to.
-struct Reference {
-    key: ObjectKey,
+/// A claim, a ConfigMap or a Secret to which a Pod refers.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Reference {
+    /// The object.
+    pub key: ObjectKey,
     /// The Pod starts without it and its keys, too.
-    is_optional: bool,
+    pub is_optional: bool,
     /// The keys that it must have.
-    keys: Vec<String>,
+    pub keys: Vec<String>,
+}
+
+impl Reference {
+    fn add(found: &mut Vec<Self>, kind: &str, from: &Value, field: &str) {
+        let Some(name) = from[field].as_str() else { return };
+        if kind == "ConfigMap" && name == OF_KUBERNETES {
+            return;
+        }
+        let key = ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.into() };
+        let items = from["items"].as_array().into_iter().flatten().filter_map(|item| item["key"].as_str());
+        let keys = items.chain(from["key"].as_str()).map(str::to_owned).collect();
+        found.push(Self { key, is_optional: from["optional"] == true, keys });
+    }
 }
 
 /// A reference of a guest to what no template renders.
-pub(super) struct Missing {
+pub(crate) struct Missing {
     /// What is missing.
     pub key: ObjectKey,
     /// What refers to it.
@@ -36,17 +53,10 @@ pub(super) struct Missing {
     pub lacks: Option<String>,
 }
 
-/// All references in the spec of a Pod.
-fn references(spec: &Value) -> Vec<Reference> {
+/// What the volumes of a Pod refer to. The kubelet waits until it is there.
+pub(crate) fn of_volumes(spec: &Value) -> Vec<Reference> {
     let mut found = Vec::new();
-    let mut add = |kind: &str, from: &Value, field: &str| {
-        if let Some(name) = from[field].as_str() {
-            let key = ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.into() };
-            let items = from["items"].as_array().into_iter().flatten().filter_map(|item| item["key"].as_str());
-            let keys = items.chain(from["key"].as_str()).map(str::to_owned).collect();
-            found.push(Reference { key, is_optional: from["optional"] == true, keys });
-        }
-    };
+    let mut add = |kind: &str, from: &Value, field: &str| Reference::add(&mut found, kind, from, field);
     for volume in spec["volumes"].as_array().into_iter().flatten() {
         add("PersistentVolumeClaim", &volume["persistentVolumeClaim"], "claimName");
         add("ConfigMap", &volume["configMap"], "name");
@@ -56,6 +66,13 @@ fn references(spec: &Value) -> Vec<Reference> {
             add("Secret", &source["secret"], "name");
         }
     }
+    found
+}
+
+/// All references in the spec of a Pod.
+fn references(spec: &Value) -> Vec<Reference> {
+    let mut found = of_volumes(spec);
+    let mut add = |kind: &str, from: &Value, field: &str| Reference::add(&mut found, kind, from, field);
     for container in containers(spec) {
         for variable in container["env"].as_array().into_iter().flatten() {
             add("ConfigMap", &variable["valueFrom"]["configMapKeyRef"], "name");
@@ -78,24 +95,13 @@ fn lacking<'k>(object: &Rendered, keys: &'k [String]) -> Option<&'k String> {
     keys.iter().find(|key| !has(key))
 }
 
-/// A ConfigMap or Secret that is rendered without a key that its guest needs, and that key.
-pub fn lacking_key(objects: &[Rendered]) -> Option<(&ObjectKey, String)> {
-    let needed = objects.iter().filter(|object| is_guest(object)).flat_map(pod_specs).flat_map(references);
-    needed.filter(|reference| !reference.is_optional).find_map(|Reference { key, keys, .. }| {
-        let object = objects.iter().find(|object| object.key == key)?;
-        Some((&object.key, lacking(object, &keys)?.clone()))
-    })
-}
-
-/// What a VM's guest refers to and no template renders: what would be deleted under the guest, and what it needs and is not there.
-pub(super) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rendered]) -> Vec<Missing> {
+/// What a VM's guest refers to and no template renders: what would be deleted under the guest, and what it needs and is not there. And what is rendered
+/// without a key that it needs.
+pub(crate) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rendered]) -> Vec<Missing> {
     let rendered = |key: &ObjectKey| objects.iter().find(|object| object.key == *key);
     let mut missing = Vec::new();
     for guest in objects.iter().filter(|object| is_guest(object)) {
         for Reference { key, is_optional, keys } in pod_specs(guest).into_iter().flat_map(references) {
-            if key.name == OF_KUBERNETES {
-                continue;
-            }
             if let Some(object) = rendered(&key) {
                 if let Some(lacks) = lacking(object, &keys).filter(|_| !is_optional) {
                     let (guest, template, lacks) = (guest.key.clone(), object.template.clone(), Some(lacks.clone()));
@@ -118,6 +124,8 @@ pub(super) fn missing(vm: &VirtualMachine, observed: &Observed, objects: &[Rende
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
@@ -158,6 +166,29 @@ mod tests {
             "ConfigMap i",
             "Secret j",
         ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_a_pod_can_not_start_without() {
+        let spec = json!({ "volumes": [
+            { "name": "a", "secret": { "secretName": "keys" } },
+            { "name": "b", "configMap": { "name": "settings", "items": [{ "key": "x", "path": "y" }, { "key": "z", "path": "z" }] } },
+            { "name": "c", "configMap": { "name": "may-be", "optional": true } },
+            { "name": "d", "emptyDir": {} },
+            { "name": "e", "projected": { "sources": [
+                { "secret": { "name": "data", "items": [{ "key": "k", "path": "k" }] } },
+                { "secret": { "name": "perhaps", "optional": true } },
+                { "serviceAccountToken": { "path": "token" } },
+                { "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } },
+                { "configMap": { "name": "more" } },
+            ] } },
+        ] });
+        let needed = of_volumes(&spec).into_iter().filter(|it| !it.is_optional);
+        let found: Vec<String> =
+            needed.map(|it| format!("{} {:?}", it.key, it.keys.into_iter().collect::<BTreeSet<_>>())).collect();
+        let expected =
+            ["Secret keys {}", "ConfigMap settings {\"x\", \"z\"}", "Secret data {\"k\"}", "ConfigMap more {}"];
         assert_eq!(found, expected);
     }
 }

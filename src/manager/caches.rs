@@ -35,9 +35,12 @@ impl Caches {
         self.vms.state().into_iter().map(|vm| vm.summary.clone())
     }
 
-    /// All VMs with their objects.
-    pub fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_> {
-        self.vms().map(|vm| {
+    /// The VMs for which `is_wanted` is true, with their objects.
+    pub fn observed<F: Fn(&VirtualMachine) -> bool>(
+        &self,
+        is_wanted: F,
+    ) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_, F> {
+        self.vms().filter(is_wanted).map(|vm| {
             let observed = self.children.observe(&vm, Timestamp::now());
             (vm, observed)
         })

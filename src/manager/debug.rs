@@ -125,8 +125,13 @@ impl DebugRecords {
     /// All VMs in a line each.
     pub fn vms(&self) -> Value {
         let Some(records) = &self.0 else { return Value::Null };
-        let mut vms: Vec<_> =
-            records.caches.get().iter().flat_map(|caches| caches.iter()).flat_map(Caches::observed).collect();
+        let mut vms: Vec<_> = records
+            .caches
+            .get()
+            .iter()
+            .flat_map(|caches| caches.iter())
+            .flat_map(|caches| caches.observed(|_| true))
+            .collect();
         vms.sort_by_key(|(vm, _)| vm.full_name());
         let reconciles = lock(&records.reconciles);
         vms.iter()

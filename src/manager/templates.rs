@@ -163,12 +163,12 @@ impl Checks {
 
     /// The VMs that a set renders, with their objects.
     fn observed(&self, set: Option<&str>) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
-        self.caches.iter().flat_map(Caches::observed).filter(move |(vm, _)| is_rendered(vm, set))
+        self.caches.iter().flat_map(move |caches| caches.observed(move |vm| is_rendered(vm, set)))
     }
 
     /// All other VMs.
     fn bystanders(&self, set: Option<&str>) -> Vec<Bystander> {
-        let others = self.caches.iter().flat_map(Caches::observed).filter(|(vm, _)| !is_rendered(vm, set));
+        let others = self.caches.iter().flat_map(|caches| caches.observed(|vm| !is_rendered(vm, set)));
         others.map(|(vm, observed)| Bystander::of(&vm, &observed)).collect()
     }
 }

@@ -149,6 +149,18 @@ impl Draft {
         self.vm.insert(field.into(), value.into());
     }
 
+    /// A watchdog with an action of QEMU's `-action watchdog`. Returns what is said of it; `None`: the VM has no such action.
+    pub fn watchdog(&mut self, action: &str) -> Option<String> {
+        let action = match action {
+            "reset" | "pause" | "none" => action,
+            "poweroff" | "shutdown" => "poweroff",
+            "debug" => "none",
+            _ => return None,
+        };
+        self.set("watchdog", json!({ "action": action }));
+        Some(format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"))
+    }
+
     /// Says something of a part, beside what it became.
     pub fn note(&mut self, line: usize, what: &str, grade: Grade, why: impl Into<String>) {
         self.notes.push(Note { line, what: what.to_owned(), grade, why: why.into() });

@@ -729,12 +729,10 @@ fn devices(domain: &Item, draft: &mut Draft) {
                 }
             }
             "watchdog" => {
-                let action = match item.get("i6300esb/action").map_or("reset", Item::text) {
-                    "poweroff" | "shutdown" => "poweroff",
-                    _ => "reset",
-                };
-                draft.set("watchdog", json!({ "action": action }));
-                item.whole(Grade::Changed, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
+                let action = item.get("i6300esb/action").map_or("reset", Item::text);
+                if let Some(what) = draft.watchdog(action).or_else(|| draft.watchdog("reset")) {
+                    item.whole(Grade::Changed, what);
+                }
             }
             "inputs" => item.whole(Grade::Same, "the VM has a USB tablet, a keyboard and a mouse"),
             "sound" => item.whole(Grade::Changed, "an Intel HDA sound card, with spec.vm.display.spice"),

@@ -234,15 +234,9 @@ fn simple(item: &Item, draft: &mut Draft) {
         "reboot" if !is_off => _ = item.same("the guest starts again"),
         "reboot" => _ = item.changed("a guest that reboots starts again"),
         "watchdog" => {
-            let action = item.get("action").map_or("none", Item::text);
-            let action = match action {
-                "reset" | "pause" => action,
-                "poweroff" | "shutdown" => "poweroff",
-                "none" | "debug" => "none",
-                _ => return,
-            };
-            draft.set("watchdog", json!({ "action": action }));
-            item.whole(Grade::Changed, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
+            if let Some(what) = draft.watchdog(item.get("action").map_or("none", Item::text)) {
+                item.whole(Grade::Changed, what);
+            }
         }
         "spice_enhancements" => {}
         _ => {}

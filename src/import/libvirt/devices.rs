@@ -1,7 +1,5 @@
 //! The devices of a domain.
 
-use serde_json::json;
-
 use super::{
     Content, DataFile, Draft, Grade, Item, Link, Place,
     draft::{card, is_mac},
@@ -377,12 +375,7 @@ fn tpm(device: &Item, draft: &mut Draft) {
 }
 
 fn watchdog(device: &Item, model: &str, draft: &mut Draft) {
-    let action = match device.get("@action").map_or("reset", Item::text) {
-        action @ ("reset" | "pause" | "none") => action,
-        "poweroff" | "shutdown" => "poweroff",
-        _ => return,
-    };
-    draft.set("watchdog", json!({ "action": action }));
-    let grade = if model == "itco" { Grade::Same } else { Grade::Changed };
-    device.whole(grade, format!("an iTCO watchdog, with spec.vm.watchdog.action: {action}"));
+    if let Some(what) = draft.watchdog(device.get("@action").map_or("reset", Item::text)) {
+        device.whole(if model == "itco" { Grade::Same } else { Grade::Changed }, what);
+    }
 }

@@ -248,13 +248,11 @@ impl Object {
     /// The claims that a Pod mounts, with whether it can write to them.
     pub fn mounted_claims(&self) -> impl Iterator<Item = (Cow<'_, str>, bool)> {
         let volumes = self.spec["volumes"].as_array().into_iter().flatten();
-        volumes.filter_map(|volume| {
-            if volume.get("ephemeral").is_some() {
-                return Some((Cow::from(ephemeral_claim(&self.key.name, volume["name"].as_str()?)), true));
-            }
+        let named = volumes.filter_map(|volume| {
             let claim = volume.get("persistentVolumeClaim")?;
             Some((Cow::from(claim["claimName"].as_str()?), claim["readOnly"] != true))
-        })
+        });
+        named.chain(self.ephemeral_claims().map(|claim| (Cow::from(claim), true)))
     }
 
     /// The claims of a Pod's volumes of type `ephemeral`, which are deleted with it.

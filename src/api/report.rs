@@ -245,18 +245,14 @@ impl VmReportStatus {
         conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
         for condition in &mut conditions {
             let before = conditions::find(&status.conditions, &condition.type_);
-            let before =
-                before.filter(|before| before.status == condition.status).map(|before| &before.last_transition_time);
+            let since = before.filter(|before| before.status == condition.status).map(|it| &it.last_transition_time);
             let can_be = (Timestamp::UNIX_EPOCH..=now).contains(&condition.last_transition_time.0);
             if condition.type_ != RUNNING || !can_be {
                 // A new time at each call would be a write at each call.
                 let or_else = if can_be { &condition.last_transition_time } else { &Time(now) };
-                condition.last_transition_time = before.unwrap_or(or_else).clone();
+                condition.last_transition_time = since.unwrap_or(or_else).clone();
             }
-        }
-        for condition in &mut conditions {
             // The manager knows the generation that the guest has.
-            let before = conditions::find(&status.conditions, &condition.type_);
             let before = before.filter(|_| [RUNNING, BOOTED].contains(&condition.type_.as_str()));
             condition.observed_generation = before.and_then(|before| before.observed_generation);
         }

@@ -411,9 +411,10 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
             let machine = &facts.vm.spec.vm;
             let is_reset = machine.on_panic == Some(OnPanic::Restart)
                 || machine.watchdog.is_some_and(|watchdog| watchdog.action == WatchdogAction::Reset);
-            let todo = match is_reset {
-                true => "wait until the runner resets it, or look at its console".to_owned(),
-                false => format!("kubectl vm reset {name} {place}"),
+            let todo = if is_reset {
+                "wait until the runner resets it, or look at its console".to_owned()
+            } else {
+                format!("kubectl vm reset {name} {place}")
             };
             let found = Finding::new(Cause::GuestPanicked, ready.message.clone(), todo).at("spec.vm.onPanic");
             return Some(found.since(facts.condition(conditions::RUNNING).map(|it| it.last_transition_time.0)));

@@ -8,6 +8,20 @@ fn by_set(uid: &str) -> Value {
     json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true, "blockOwnerDeletion": true }])
 }
 
+/// The VM with a restart that is asked for.
+fn restarted() -> VirtualMachine {
+    vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }))
+}
+
+/// Of each deletion of a plan, whether it keeps what the object owns.
+fn kept(plan: &Plan) -> Vec<bool> {
+    let kept = plan.steps.iter().flatten().filter_map(|action| match action {
+        Action::Delete { keeps_owned, .. } => Some(*keeps_owned),
+        Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
+    });
+    kept.collect()
+}
+
 /// The VM's rendered objects with a StatefulSet instead of the Pod.
 fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     let mut rendered = rendered(vm, observed);
@@ -21,12 +35,7 @@ fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
 
 #[test]
 fn no_deletion_takes_the_claims_of_disks_with_it() {
-    let (running, restarted) = (
-        vm(|_| ()),
-        vm(|vm| {
-            vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" });
-        }),
-    );
+    let (running, restarted) = (vm(|_| ()), restarted());
     for (owner, is_owned) in [("StatefulSet-apple", true), ("Pod-apple", true), ("another", false)] {
         for is_pod in [false, true] {
             let objects = if is_pod { rendered(&running, &nothing()) } else { by_stateful_set(&running, &nothing()) };
@@ -38,12 +47,7 @@ fn no_deletion_takes_the_claims_of_disks_with_it() {
             let keeps = |vm: &VirtualMachine, is_rendered: bool| {
                 let objects =
                     if is_pod == is_rendered { rendered(vm, &observed) } else { by_stateful_set(vm, &observed) };
-                let plan = plan(vm, &observed, Some(&objects));
-                let kept = plan.steps.iter().flatten().filter_map(|action| match action {
-                    Action::Delete { keeps_owned, .. } => Some(*keeps_owned),
-                    Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
-                });
-                kept.collect::<Vec<_>>()
+                kept(&plan(vm, &observed, Some(&objects)))
             };
             let expected = vec![is_owned && owner.starts_with("Pod") == is_pod];
             for vm in [&stopped(), &restarted] {
@@ -64,22 +68,12 @@ fn no_deletion_takes_the_claims_of_disks_with_it() {
         "Pod" => object["spec"]["volumes"] = json!([{ "name": "scratch", "ephemeral": {} }]),
         _ => {}
     });
-    let plan = plan(&stopped(), &observed, Some(&rendered(&stopped(), &observed)));
-    let mut deleted = plan.steps.iter().flatten().filter_map(|action| match action {
-        Action::Delete { keeps_owned, .. } => Some(*keeps_owned),
-        Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
-    });
-    assert_eq!((deleted.next(), deleted.next()), (Some(false), None));
+    assert_eq!(kept(&plan(&stopped(), &observed, Some(&rendered(&stopped(), &observed)))), [false]);
 }
 
 #[test]
 fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
-    let (running, restarted) = (
-        vm(|_| ()),
-        vm(|vm| {
-            vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" });
-        }),
-    );
+    let (running, restarted) = (vm(|_| ()), restarted());
     let gone = |name: &str| GONE.replace("apple", name);
 
     // From a Pod to a StatefulSet.
@@ -163,7 +157,7 @@ fn legacy(pod: Option<fn(&mut Value)>) -> Observed {
 #[test]
 fn a_pod_of_a_legacy_stateful_set_runs_until_it_is_stopped_restarted_or_goes() {
     let running = vm(|_| ());
-    let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
+    let restarted = restarted();
     let pod_gone = GONE.replace("\"apple\"", "\"apple-0\"");
     let set_gone = GONE.replace("\"v1\"", "\"apps/v1\"").replace("Pod", "StatefulSet");
     let deleting = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");

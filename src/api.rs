@@ -20,6 +20,7 @@ pub mod crd;
 pub mod display;
 pub mod login_pools;
 pub mod network;
+pub mod pending;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;
@@ -39,11 +40,12 @@ use serde_json::Value;
 
 pub use display::{Clipboard, Display, Spice, Vnc};
 pub use network::{Network, PodNetwork, TapNetwork, UserNetwork};
+pub use pending::{PendingChange, Subject};
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
 pub use report::{VmReport, VmReportSpec, VmReportStatus};
-pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, VirtualMachineStatus};
+pub use status::{Assignment, Identity, ObjectKind, RenderedFrom, VirtualMachineStatus};
 pub use stored::{InvalidSpec, StoredVm};
 
 /// The API group of the resources.

@@ -587,12 +587,14 @@ impl<'a> Planner<'a> {
         // The existing object keeps its restart annotation. Another value would look like a new restart.
         let object = metadata::with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
         self.change(1, &object, found);
-        self.plan.pending.retain(|change| !pending::is_request_before_guest(change, found));
+    }
+
+    /// Whether the difference of a Pod is one for which no guest waits.
+    fn is_of_no_guest(&self, change: &pending::Difference, pod: &Object) -> bool {
         // Without `resources` in the spec, the requests follow from the current CPUs and memory. The guest gets a change of those while
         // it runs, so nothing waits for a restart.
-        if self.vm.spec.resources.is_none() {
-            self.plan.pending.retain(|change| !pending::is_runner_request(change, found));
-        }
+        let is_derived = self.vm.spec.resources.is_none();
+        pending::is_request_before_guest(change, pod) || is_derived && pending::is_runner_request(change, pod)
     }
 
     fn forget_retry_of_lasting_pod(&mut self) {
@@ -705,15 +707,18 @@ impl<'a> Planner<'a> {
                 .map(|owners| label(json!({ "metadata": { "ownerReferences": owners } }))),
             Update::AtStart => {
                 if !is_same {
-                    let mut changes = pending::changes(object, &metadata::with_rendered_images(found));
-                    let image = Some(&mut changes).filter(|_| object.key.is_pod()).and_then(pending::take_agent_image);
+                    let mut differences = pending::differences(object, &metadata::with_rendered_images(found));
+                    let image = differences.as_mut().and_then(pending::take_agent_image);
+                    if let Some(differences) = &mut differences {
+                        differences.retain(|change| !self.is_of_no_guest(change, found));
+                    }
                     self.plan.steps[step].extend(image.map(|image| Action::Image {
                         key: object.key.clone(),
                         uid: uid(),
                         container: AGENT_NAME.into(),
                         image,
                     }));
-                    pending::add(&mut self.plan.pending, changes);
+                    pending::add(&mut self.plan.pending, pending::changes(object, differences));
                 }
                 metadata::patch(object, found).map(label)
             }

@@ -6,10 +6,12 @@
 //!
 //! Sizes are quantities such as `4Gi`, `4 GiB`, `512M` or a number of bytes.
 
+pub mod at_start;
+
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::api::{Accelerator, Clipboard, Firmware, OnPanic, Quantity, Watchdog};
@@ -219,25 +221,6 @@ impl VmSection {
     /// The CD drives in their order, each with its slot.
     pub fn cds(&self) -> impl Iterator<Item = (u32, &Drive)> {
         with_slots(self.drives.iter().filter(|drive| drive.cd().is_some()))
-    }
-
-    /// The fields that matter only at QEMU's start, as JSON. The agent changes CPUs, memory, CDs and the logged in user in the running VM, and
-    /// the machine role reads the powerdown timeout when it needs it.
-    pub fn start_fields(&self) -> Map<String, Value> {
-        let mut vm = self.clone();
-        vm.drives.iter_mut().for_each(|drive| {
-            if let Drive::IdeCd { file, name, .. } = drive {
-                file.clear();
-                *name = None;
-            }
-        });
-        vm.display.logged_in_user = None;
-        vm.network.iter_mut().for_each(NetworkSection::forget_name);
-        let Value::Object(mut fields) = json!(vm) else { return Map::new() };
-        for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
-            fields.remove(live);
-        }
-        fields
     }
 }
 

@@ -45,7 +45,7 @@ use crate::{
     object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
     ownership::{OF_GUEST, owns_condition, owns_status_field},
-    plan::{self, Plan, Wait, beside::is_beside, guests::Guests, kinds},
+    plan::{Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::{
         Wanted,
         until::{self, Misuse, Until},
@@ -250,14 +250,13 @@ fn reported(vm: &VirtualMachine, written: &[Condition]) -> Vec<Condition> {
 fn pending_of_runner(vm: &VirtualMachine, is_silent: bool) -> impl Iterator<Item = PendingChange> + '_ {
     let is_folded = !is_silent && owns_status_field(vm, "podUid");
     let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
-    changes.filter(move |change| is_folded && !change.path.starts_with(plan::pending::PREFIX)).cloned()
+    changes.filter(move |change| is_folded && !change.is_of_manager()).cloned()
 }
 
 fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Option<NewCondition> {
     // The runner lists the settings that QEMU reads only when it starts.
     let of_runner = vm.status.iter().flat_map(|status| &status.pending_changes);
-    let of_runner =
-        of_runner.filter(|change| guest.reports(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
+    let of_runner = of_runner.filter(|change| guest.reports(RUNNING) && !change.is_of_manager());
     let paths: Vec<&str> = plan.pending.iter().chain(of_runner).map(|change| change.path.as_str()).collect();
     (!paths.is_empty()).then(|| NewCondition {
         type_: RESTART_REQUIRED,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::create::LEAST_DISK;
 use crate::{
-    api::{PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus, conditions},
+    api::{PendingChange, Quantity, Reason, Subject, VirtualMachine, VirtualMachineStatus, conditions},
     claims,
     ownership::{self, Applier},
 };
@@ -107,8 +107,8 @@ pub enum About {
     Cpus,
     /// The memory.
     Ram,
-    /// The CD drive of this number, counted from 0.
-    Drive(usize),
+    /// The CD drive with this name, or this number among the CD drives, counted from 0.
+    Drive(String),
     /// The disk with this volume of the Pod.
     Disk {
         /// The volume's name.
@@ -121,20 +121,28 @@ pub enum About {
 impl About {
     /// Whether a change that waits for the next start is this one, or a part of it. What takes effect at once is no part of a maximum.
     pub fn is(&self, pending: &PendingChange, effect: Effect) -> bool {
-        let path = pending.path.as_str();
-        // Which drives QEMU has been started with.
-        let of_drives = path == "config.yaml/vm.drives";
-        match self {
-            Self::Cpus if path == "config.yaml/vm.maximumCpus" => effect == Effect::NextStart,
-            Self::Cpus => path == "config.yaml/vm.currentCpus",
-            Self::Ram => path == "config.yaml/vm.maximumRam" && effect == Effect::NextStart,
-            // A long value is left out.
-            Self::Drive(number) => pending.current.as_ref().is_some_and(|now| {
-                let slots = pending.wanted.as_ref().map(cd_slots).unwrap_or_default();
-                let slot = slots.get(*number).copied().unwrap_or(*number as u64);
-                of_drives && !cd_slots(now).contains(&slot)
-            }),
-            Self::Disk { volume, grows } => (of_drives && !grows) || path.contains(&format!("[{volume}]")),
+        let Some(subject) = &pending.subject else { return false };
+        match (self, subject) {
+            (Self::Cpus, Subject::MaximumCpus) | (Self::Ram, Subject::MaximumRam) => effect == Effect::NextStart,
+            (Self::Cpus, Subject::Cpus) => true,
+            // A drive that the guest has already gets its CD at once.
+            (Self::Drive(name), Subject::CdDrive(other)) => name == other && pending.current.is_none(),
+            (Self::Disk { volume, grows }, Subject::Disk(other)) => volume == other && !grows,
+            (Self::Disk { volume, grows: _ }, Subject::Volume(other)) => volume == other,
+            (
+                _,
+                Subject::Cpus
+                | Subject::MaximumCpus
+                | Subject::MaximumRam
+                | Subject::Disk(_)
+                | Subject::CdDrive(_)
+                | Subject::Volume(_)
+                | Subject::Object(_)
+                | Subject::Network(_)
+                | Subject::Setting(_)
+                | Subject::QemuTemplate
+                | Subject::CloudInit,
+            ) => false,
         }
     }
 
@@ -145,13 +153,6 @@ impl About {
             Self::Cpus | Self::Ram | Self::Drive(_) => None,
         }
     }
-}
-
-/// The slots of the CD drives in the drives of a configuration, in their order.
-fn cd_slots(drives: &Value) -> Vec<u64> {
-    let drives = drives.as_array().into_iter().flatten();
-    let slots = (0..).zip(drives.filter(|drive| drive["type"] == "ide-cd"));
-    slots.map(|(position, drive)| drive["slot"].as_u64().unwrap_or(position)).collect()
 }
 
 /// Whether the guest has the CPUs or the memory that its spec wants now. A CD counts as there when the runner has read that it should be.
@@ -326,6 +327,7 @@ fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed
         }
     };
     let Some(drive) = drives.get_mut(at) else { return Err(Refusal::NoDrive) };
+    let name = drive["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
     let before = drive["image"].as_str().unwrap_or_default().to_owned();
     let which = if count > 1 { format!(" {at}") } else { String::new() };
     if before == image {
@@ -340,7 +342,7 @@ fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed
         (image, "") => format!("CD drive{which} has {image}"),
         (image, before) => format!("CD drive{which} has {image} (before: {before})"),
     };
-    Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce, About::Drive(at)))
+    Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce, About::Drive(name)))
 }
 
 fn add_disk(

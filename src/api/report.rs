@@ -21,6 +21,7 @@ use super::{
         self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, RUNNING, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
     },
     network::MOST_NETWORKS,
+    pending::{Subject, subject_of_runner},
     schema,
     status::{CdIdentity, DiskIdentity},
 };
@@ -48,9 +49,6 @@ pub const REPORTED_FIELDS: [&str; 16] = [
     "runnerVersion",
     "serialUsers",
 ];
-
-/// What the path of a pending change begins with that the manager reports. All others are the runner's.
-pub const OBJECTS_PREFIX: &str = "objects/";
 
 /// The longest text that a guest, a viewer or a configuration may cause, in characters.
 pub const LONGEST_TEXT: u32 = 512;
@@ -189,6 +187,10 @@ pub struct ReportedChange {
     /// The path of the field, such as `config.yaml/vm.maximumCpus`.
     #[schemars(length(max = LONGEST_TEXT), regex(pattern = "^(config\\.yaml/|cloud-init)"))]
     pub path: String,
+    /// What the change is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "subject")]
+    pub subject: Option<Subject>,
     /// The value in the running VM, as JSON in a text: so its length has a bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = LONGEST_TEXT))]
@@ -203,16 +205,16 @@ pub struct ReportedChange {
 }
 
 impl From<PendingChange> for ReportedChange {
-    fn from(PendingChange { path, current, wanted, reason }: PendingChange) -> Self {
+    fn from(PendingChange { path, subject, current, wanted, reason }: PendingChange) -> Self {
         let text = |value: Option<Value>| value.map(|value| value.to_string());
-        Self { path, current: text(current), wanted: text(wanted), reason }
+        Self { path, subject, current: text(current), wanted: text(wanted), reason }
     }
 }
 
 impl From<ReportedChange> for PendingChange {
-    fn from(ReportedChange { path, current, wanted, reason }: ReportedChange) -> Self {
+    fn from(ReportedChange { path, subject, current, wanted, reason }: ReportedChange) -> Self {
         let value = |text: Option<String>| text.and_then(|text| serde_json::from_str(&text).ok());
-        Self { path, current: value(current), wanted: value(wanted), reason }
+        Self { path, subject, current: value(current), wanted: value(wanted), reason }
     }
 }
 
@@ -258,9 +260,9 @@ impl VmReportStatus {
         }
         status.conditions.retain(|condition| !REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
         status.conditions.extend(conditions);
-        status.pending_changes.retain(|change| change.path.starts_with(OBJECTS_PREFIX));
-        let of_runner = pending_changes.into_iter().filter(|change| !change.path.starts_with(OBJECTS_PREFIX));
-        status.pending_changes.extend(of_runner.map(PendingChange::from));
+        status.pending_changes.retain(PendingChange::is_of_manager);
+        let of_runner = pending_changes.into_iter().map(PendingChange::from);
+        status.pending_changes.extend(of_runner.filter(|change| !change.is_of_manager()));
         status.pod_uid = Some(pod_uid.to_owned());
         let before = status.identity.take();
         status.identity = match identity {
@@ -362,6 +364,11 @@ fn identity(_: &mut SchemaGenerator) -> Schema {
             "hardware": word("64", "How the devices are arranged."),
         },
     })
+}
+
+/// What a change of a runner can be about.
+fn subject(_: &mut SchemaGenerator) -> Schema {
+    subject_of_runner(LONGEST_TEXT)
 }
 
 /// Pending changes as a map by path.

@@ -12,7 +12,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{PowerState, Reason, schema};
+use super::{PendingChange, PowerState, Reason, schema};
 
 /// The state of a virtual machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
@@ -417,23 +417,6 @@ impl Identity {
         }
         self
     }
-}
-
-/// A change that takes effect at the next start.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
-pub struct PendingChange {
-    /// The path of the field, such as `objects/Pod/spec.containers[vm-runner].image`, or `config.yaml/vm.maximumCpus`.
-    pub path: String,
-    /// The value in the running VM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::any")]
-    pub current: Option<Value>,
-    /// The value after the next start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::any")]
-    pub wanted: Option<Value>,
-    /// Why the value does not change while the VM runs.
-    pub reason: String,
 }
 
 /// A claim of the VM. It is remembered, so that no empty one takes its place when it is lost.

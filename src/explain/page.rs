@@ -328,7 +328,7 @@ impl fmt::Display for Page {
             line(f, "Templates", templates)?;
         }
         let mut title = "Next start";
-        for PendingChange { path, current, wanted, reason } in &self.pending {
+        for PendingChange { path, subject: _, current, wanted, reason } in &self.pending {
             let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
             line(f, title, &format!("{path}: {} -> {} ({reason})", text(current), text(wanted)))?;
             title = "";

@@ -9,7 +9,7 @@
 //! | any | has nothing | [`Class::Nothing`] |
 //!
 //! The running guest reads some of what is written (the runner's configuration, cloud-init data) only at its next start. The runner reports
-//! that, so it is derived here by the runner's own rule ([`VmSection::start_fields`]).
+//! that, so it is derived here by the runner's own rule ([`at_start`]).
 
 use kube::{ResourceExt, core::DynamicObject};
 use serde::Serialize;
@@ -18,16 +18,20 @@ use serde_json::{Map, Value, json};
 use super::{
     Plan, guests,
     metadata::{FOR_KUBELET, OF_WHOLE_OBJECT},
-    pending, plan,
+    pending::{self, Difference, Path, Step},
+    plan,
 };
 use crate::{
-    api::{PendingChange, Reason, VirtualMachine},
+    api::{PendingChange, Reason, Subject, VirtualMachine},
     claims,
     object::{Lifetime, ObjectKey, Rendered},
     observed::{Json, Observed},
     plan::{Action, DeleteReason, Wait},
     power::Wanted,
-    runner_config::{ConfigFile, RunnerConfig, VmSection},
+    runner_config::{
+        ConfigFile, RunnerConfig, VmSection,
+        at_start::{AtOnce, AtStart, at_once, at_start},
+    },
 };
 
 /// The end of the names of the objects with cloud-init data.
@@ -260,17 +264,21 @@ impl Finder<'_> {
             return Some(Vec::new());
         };
         let owned = owned.filter(|_| is_content_known);
-        let mut fields: Vec<FieldChange> = pending::applied(&object.value, &current, owned.as_ref())
-            .into_iter()
-            .filter(|change| !is_of_manager(&change.path))
-            .map(|PendingChange { path, current, wanted, reason: _ }| FieldChange { path, current, wanted })
-            .collect();
-        if fields.iter().any(|field| field.path.starts_with("data")) {
+        let mut differences = pending::applied(&object.value, &current, owned.as_ref());
+        differences.retain(|change| !is_of_manager(change));
+        let is_data = |change: &Difference| matches!(change.place.first(), Some(Step::Field(name)) if name == "data");
+        if differences.iter().any(is_data) {
             self.note_cloud_init(key);
         }
         // What waits for the next start is written nevertheless.
-        let is_written = !fields.is_empty();
-        self.note_runner_config(key, &mut fields);
+        let is_written = !differences.is_empty();
+        let of_runner = self.note_runner_config(key, &mut differences);
+        let of_objects = differences.into_iter().map(|Difference { place, volume: _, current, wanted }| FieldChange {
+            path: Path(&place).to_string(),
+            current,
+            wanted,
+        });
+        let mut fields: Vec<FieldChange> = of_objects.chain(of_runner).collect();
         if key.kind == "Secret" {
             fields.iter_mut().for_each(|field| (field.current, field.wanted) = (None, None));
         }
@@ -297,7 +305,8 @@ impl Finder<'_> {
                 let current = values.and_then(|values| values.get(label)).map(|value| json!(value));
                 let wanted = Some(wanted).filter(|wanted| !wanted.is_null()).cloned();
                 let path = format!("metadata.{name}.{label}");
-                fields.extend((!is_of_manager(&path)).then_some(FieldChange { path, current, wanted }));
+                let is_of_manager = name == "annotations" && is_managers_annotation(label);
+                fields.extend((!is_of_manager).then_some(FieldChange { path, current, wanted }));
             }
         }
         fields
@@ -307,47 +316,63 @@ impl Finder<'_> {
     fn note_cloud_init(&mut self, key: &ObjectKey) {
         let has_it = matches!(key.kind.as_str(), "ConfigMap" | "Secret");
         if has_it && key.name == self.input.vm.name_any() + CLOUD_INIT {
-            self.waits("cloud-init", None, None, "the guest reads it when it boots");
+            self.waits(cloud_init());
         }
     }
 
-    /// Takes what matters only at QEMU's start out of the runner's configuration, and names the other fields instead of the whole text.
-    fn note_runner_config(&mut self, key: &ObjectKey, fields: &mut Vec<FieldChange>) {
-        let is_config = |field: &FieldChange| field.path == "data.config.yaml";
+    /// Takes the runner's configuration out of what changes. Returns the fields of it that change at once, and notes the others.
+    fn note_runner_config(&mut self, key: &ObjectKey, differences: &mut Vec<Difference>) -> Vec<FieldChange> {
+        let place = [Step::Field("data".into()), Step::Field("config.yaml".into())];
         let of_vm = key.kind == "ConfigMap" && key.name == self.input.vm.name_any();
-        let Some(at) = fields.iter().position(is_config).filter(|_| of_vm) else { return };
+        let at = differences.iter().position(|difference| difference.place == place).filter(|_| of_vm);
+        let Some(at) = at else { return Vec::new() };
         let text =
             |value: &Option<Value>| Some(crate::yaml::from_str::<ConfigFile>(value.as_ref()?.as_str()?).ok()?.runner);
-        let Some((old, new)) = text(&fields[at].current).zip(text(&fields[at].wanted)) else { return };
-        fields.remove(at);
+        let texts = text(&differences[at].current).zip(text(&differences[at].wanted));
+        let Some((old, new)) = texts else { return Vec::new() };
+        differences.remove(at);
         let changes = of_runner(&old, &new);
-        for (path, current, wanted) in changes.at_start {
-            self.waits(&path, current, wanted, "QEMU reads it at its start");
-        }
-        fields.extend(changes.live.into_iter().map(|(path, current, wanted)| FieldChange { path, current, wanted }));
+        changes.at_start.into_iter().for_each(|change| self.waits(change));
+        changes.live
     }
 
-    fn waits(&mut self, path: &str, current: Option<Value>, wanted: Option<Value>, reason: &str) {
-        if !self.effect.at_next_start.iter().any(|change| change.path == path) {
-            let change = PendingChange { path: path.into(), current, wanted, reason: reason.into() };
+    fn waits(&mut self, change: PendingChange) {
+        if !self.effect.at_next_start.iter().any(|other| other.subject == change.subject) {
             self.effect.at_next_start.push(change);
         }
     }
 }
 
-/// Whether a field only says how the manager made the object, or lets the kubelet look at its volumes.
-fn is_of_manager(path: &str) -> bool {
-    let annotation = path.strip_prefix("metadata.annotations.");
-    annotation.is_some_and(|name| OF_WHOLE_OBJECT.contains(&name) || FOR_KUBELET.contains(&name))
+/// Other cloud-init data. They may contain secrets.
+fn cloud_init() -> PendingChange {
+    PendingChange {
+        path: "cloud-init".into(),
+        subject: Some(Subject::CloudInit),
+        current: None,
+        wanted: None,
+        reason: "the guest reads it when it boots".into(),
+    }
 }
 
-/// A field's path, and its values now and afterwards.
-type Difference = (String, Option<Value>, Option<Value>);
+/// Whether a field only says how the manager made the object, or lets the kubelet look at its volumes.
+fn is_of_manager(change: &Difference) -> bool {
+    let [Step::Field(metadata), Step::Field(annotations), Step::Field(name), ..] = change.place.as_slice() else {
+        return false;
+    };
+    metadata == "metadata" && annotations == "annotations" && is_managers_annotation(name)
+}
+
+fn is_managers_annotation(name: &str) -> bool {
+    OF_WHOLE_OBJECT.contains(&name) || FOR_KUBELET.contains(&name)
+}
+
+/// A field's name, and its values now and afterwards.
+type NamedField = (String, Option<Value>, Option<Value>);
 
 #[derive(Default)]
 struct RunnerChanges {
-    live: Vec<Difference>,
-    at_start: Vec<Difference>,
+    live: Vec<FieldChange>,
+    at_start: Vec<PendingChange>,
 }
 
 /// How two configurations of the runner differ.
@@ -361,22 +386,24 @@ fn of_runner(old: &RunnerConfig, new: &RunnerConfig) -> RunnerChanges {
     for (name, current, wanted) in differences(&old_fields, &new_fields) {
         match name.as_str() {
             "vm" => {}
-            "template" => changes.at_start.push(("config.yaml/template".into(), current, wanted)),
-            "cloudInit" => changes.at_start.push(("cloud-init".into(), None, None)),
-            _ => changes.live.push((format!("config.yaml/{name}"), current, wanted)),
+            "template" => changes.at_start.push(PendingChange {
+                path: "config.yaml/template".into(),
+                subject: Some(Subject::QemuTemplate),
+                current,
+                wanted,
+                reason: "QEMU reads it at its start".into(),
+            }),
+            "cloudInit" => changes.at_start.push(cloud_init()),
+            _ => changes.live.push(FieldChange { path: format!("config.yaml/{name}"), current, wanted }),
         }
     }
     let (old, new) = with_one_identity(&old.vm, &new.vm);
-    let at_start = differences(&old.start_fields(), &new.start_fields());
-    let is_at_start = |name: &str| at_start.iter().any(|(other, ..)| other == name);
-    let section = |vm: &VmSection| json!(vm).as_object().cloned().unwrap_or_default();
-    for (name, current, wanted) in differences(&section(&old), &section(&new)) {
-        if !is_at_start(&name) {
-            changes.live.push((format!("config.yaml/vm.{name}"), current, wanted));
-        }
-    }
-    let named = at_start.into_iter().map(|(name, current, wanted)| (format!("config.yaml/vm.{name}"), current, wanted));
-    changes.at_start.extend(named);
+    changes.at_start.extend(at_start(&old, &new).into_iter().map(AtStart::pending));
+    changes.live.extend(at_once(&old, &new).into_iter().map(|AtOnce { path, current, wanted }| FieldChange {
+        path: format!("config.yaml/{path}"),
+        current,
+        wanted,
+    }));
     changes
 }
 
@@ -395,7 +422,7 @@ fn with_one_identity(old: &VmSection, new: &VmSection) -> (VmSection, VmSection)
     (old, new)
 }
 
-fn differences(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<Difference> {
+fn differences(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<NamedField> {
     let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
     let differing = names.filter(|name| old.get(*name) != new.get(*name));
     differing.map(|name| (name.clone(), old.get(name).cloned(), new.get(name).cloned())).collect()

@@ -7,18 +7,16 @@
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>). Such a value was applied as it is, except for
 //! the API server's own additions ([`is_default`], [`DEFAULT_TOLERATIONS`]). So whatever else it has more than the rendered one is a change.
 
-use std::{collections::BTreeSet, sync::LazyLock};
+use std::{collections::BTreeSet, fmt, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
 use crate::{
-    api::{PendingChange, Quantity},
+    api::{PendingChange, Quantity, Subject},
     object::{AGENT_NAME, Rendered},
     observed::{Json, Object},
     plan::unstarted::ended_before_guest,
 };
-
-pub use crate::api::report::OBJECTS_PREFIX as PREFIX;
 
 /// The keys of the tolerations that the API server adds to each Pod
 /// (<https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#defaulttolerationseconds>).
@@ -27,27 +25,101 @@ const DEFAULT_TOLERATIONS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.ku
 /// Fields that are no atomic maps. If they are applied empty, the field set has nothing below them either, and admission plugins fill them.
 const NOT_ATOMIC: [&str; 4] = ["resources", "requests", "limits", "securityContext"];
 
-/// The fields of an existing object that will be different after the next start.
-pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
-    let kind = &rendered.key.kind;
-    let reason = format!("the manager does not change a {kind} that exists");
-    let mut changes = Changes { prefix: format!("{PREFIX}{kind}/"), reason, found: Vec::new() };
-    if rendered.key.is_pod() {
-        let owned = found.owned.as_ref().map(Json::value);
-        let owned = owned.as_ref().map(|fields| &fields["f:spec"]).filter(|fields| fields.is_object());
-        let wanted = rendered.value.get("spec");
-        changes.compare("spec", Field { wanted, current: Some(&found.spec), owned });
-    } else {
-        // The manager does not know the content of other kinds.
-        changes.add(&rendered.key.name, None, None);
+/// The lists of a Pod and its containers whose items have a volume's name.
+const OF_VOLUMES: [&str; 3] = ["volumes", "volumeMounts", "volumeDevices"];
+
+/// A step from a value to one in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To the field of a map.
+    Field(String),
+    /// To the item of a list that has this key.
+    Item(String),
+}
+
+impl Step {
+    fn field(name: &str) -> Self {
+        Self::Field(name.into())
     }
+}
+
+/// The steps as people read them: `spec.containers[a].image`.
+pub struct Path<'a>(pub &'a [Step]);
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Field(name) if number == 0 => f.write_str(name)?,
+                Step::Field(name) => write!(f, ".{name}")?,
+                Step::Item(key) => write!(f, "[{key}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A field that differs between what is rendered and what exists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Where it is.
+    pub place: Vec<Step>,
+    /// The volume of the Pod that it belongs to.
+    pub volume: Option<String>,
+    /// Its value in the existing object.
+    pub current: Option<Value>,
+    /// Its rendered value.
+    pub wanted: Option<Value>,
+}
+
+impl Difference {
+    /// What follows the steps to these fields and items, if the difference is there: an item's key stands between the names of fields.
+    fn below(&self, place: &[Step]) -> Option<&[Step]> {
+        self.place.strip_prefix(place)
+    }
+}
+
+/// The fields of an existing object that will be different after the next start. The manager does not know the content of other kinds than Pods:
+/// `None` for those.
+pub fn differences(rendered: &Rendered, found: &Object) -> Option<Vec<Difference>> {
+    if !rendered.key.is_pod() {
+        return None;
+    }
+    let owned = found.owned.as_ref().map(Json::value);
+    let owned = owned.as_ref().map(|fields| &fields["f:spec"]).filter(|fields| fields.is_object());
+    Some(compared(&["spec"], Field { wanted: rendered.value.get("spec"), current: Some(&found.spec), owned }))
+}
+
+/// The differences in a field of an object.
+fn compared(place: &[&str], field: Field<'_>) -> Vec<Difference> {
+    let place = place.iter().map(|name| Step::field(name)).collect();
+    let mut changes = Changes { place, ..Changes::default() };
+    changes.compare(field);
     changes.found
+}
+
+/// What of an existing object waits for the next start.
+pub fn changes(rendered: &Rendered, differences: Option<Vec<Difference>>) -> Vec<PendingChange> {
+    let key = &rendered.key;
+    let change = |path: &dyn fmt::Display, subject, current, wanted| PendingChange {
+        path: format!("objects/{}/{path}", key.kind),
+        subject: Some(subject),
+        current,
+        wanted,
+        reason: format!("the manager does not change a {} that exists", key.kind),
+    };
+    let of_object = || Subject::Object(key.to_string());
+    let Some(differences) = differences else { return vec![change(&key.name, of_object(), None, None)] };
+    let changes = differences.into_iter().map(|Difference { place, volume, current, wanted }| {
+        change(&Path(&place), volume.map_or_else(of_object, Subject::Volume), current, wanted)
+    });
+    changes.collect()
 }
 
 /// The fields that an apply of `wanted`, a whole object, changes in the existing object `current`. `owned` is the field set of what the manager
 /// applied. Of the metadata only labels and annotations are compared.
-pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<PendingChange> {
-    let mut changes = Changes { prefix: String::new(), reason: String::new(), found: Vec::new() };
+pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<Difference> {
+    let mut found = Vec::new();
     let field = |parent: Option<&Value>, name: &str| parent.and_then(|it| it.get(name)).cloned();
     let names = |object: &Value| object.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
     let is_content = |name: &String| !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status");
@@ -56,7 +128,7 @@ pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<Pe
         let owned = owned.and_then(|owned| owned.get(format!("f:{name}")));
         let (wanted, current) = (wanted.get(name), current.get(name));
         if wanted.is_some() || owned.is_some() {
-            changes.compare(name, Field { wanted, current, owned });
+            found.extend(compared(&[name], Field { wanted, current, owned }));
         }
     }
     let owned = field(owned, "f:metadata");
@@ -64,10 +136,10 @@ pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<Pe
         let (wanted, current) = (wanted["metadata"].get(name), current["metadata"].get(name));
         let owned = field(owned.as_ref(), &format!("f:{name}"));
         if wanted.is_some() || owned.is_some() {
-            changes.compare(&format!("metadata.{name}"), Field { wanted, current, owned: owned.as_ref() });
+            found.extend(compared(&["metadata", name], Field { wanted, current, owned: owned.as_ref() }));
         }
     }
-    changes.found
+    found
 }
 
 /// Adds changes to a list so that no path is in it twice, because `status.pendingChanges` is a map by path. Changes of two objects, or of two
@@ -84,7 +156,8 @@ pub fn add(list: &mut Vec<PendingChange>, changes: impl IntoIterator<Item = Pend
 /// The object that is created when `pod`, which other templates created, is gone.
 pub fn created_after_pod(rendered: &Rendered, pod: &Object) -> PendingChange {
     PendingChange {
-        path: format!("{PREFIX}{}/{}", rendered.key.kind, rendered.key.name),
+        path: format!("objects/{}/{}", rendered.key.kind, rendered.key.name),
+        subject: Some(Subject::Object(rendered.key.to_string())),
         current: None,
         wanted: None,
         reason: format!("the VM runs in the {}, which other templates created", pod.key),
@@ -92,31 +165,35 @@ pub fn created_after_pod(rendered: &Rendered, pod: &Object) -> PendingChange {
 }
 
 /// Takes out the change of the agent's image, if nothing else of the agent changes. A Pod can get it while its guest runs.
-pub fn take_agent_image(changes: &mut Vec<PendingChange>) -> Option<String> {
-    let agent = format!("{PREFIX}Pod/spec.initContainers[{AGENT_NAME}]");
-    let mut of_agent = changes.iter().enumerate().filter(|(_, change)| change.path.starts_with(&agent));
-    let (index, change) = of_agent.next().filter(|_| of_agent.next().is_none())?;
-    let is_image = change.path.strip_prefix(&agent) == Some(".image") && change.current.is_some();
+pub fn take_agent_image(changes: &mut Vec<Difference>) -> Option<String> {
+    let agent = [Step::field("spec"), Step::field("initContainers"), Step::Item(AGENT_NAME.into())];
+    let mut of_agent = changes.iter().enumerate().filter_map(|(at, change)| Some((at, change, change.below(&agent)?)));
+    let (index, change, below) = of_agent.next().filter(|_| of_agent.next().is_none())?;
+    let is_image = below == [Step::field("image")] && change.current.is_some();
     let image = change.wanted.as_ref().filter(|_| is_image)?.as_str()?.to_owned();
     changes.remove(index);
     Some(image)
 }
 
 /// Whether a change is another amount of CPUs or memory that the runner's container requests.
-pub fn is_runner_request(change: &PendingChange, pod: &Object) -> bool {
-    let container = pod.runner_container_name();
-    let requests = format!("{PREFIX}Pod/spec.containers[{container}].resources.requests.");
-    let resource = change.path.strip_prefix(&requests);
-    matches!(resource, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
+pub fn is_runner_request(change: &Difference, pod: &Object) -> bool {
+    let requests = [
+        Step::field("spec"),
+        Step::field("containers"),
+        Step::Item(pod.runner_container_name().into()),
+        Step::field("resources"),
+        Step::field("requests"),
+    ];
+    let is_size = |below: &[Step]| matches!(below, [Step::Field(name)] if ["cpu", "memory"].contains(&name.as_str()));
+    change.below(&requests).is_some_and(is_size) && change.current.is_some() && change.wanted.is_some()
 }
 
 /// Whether a change is one of what an init container requests that ends before the guest starts. No guest waits for that. Without this, a change
 /// of a VM's CPUs would ask for a restart, because such a container requests what the runner's does.
-pub fn is_request_before_guest(change: &PendingChange, pod: &Object) -> bool {
-    ended_before_guest(pod).filter_map(|container| container["name"].as_str()).any(|container| {
-        let resources = format!("{PREFIX}Pod/spec.initContainers[{container}].resources");
-        change.path.strip_prefix(&resources).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    })
+pub fn is_request_before_guest(change: &Difference, pod: &Object) -> bool {
+    let below = change.below(&[Step::field("spec"), Step::field("initContainers")]);
+    let Some([Step::Item(name), Step::Field(field), ..]) = below else { return false };
+    field == "resources" && ended_before_guest(pod).any(|container| container["name"] == name.as_str())
 }
 
 /// A field, or an item of a list, as it is compared.
@@ -131,55 +208,68 @@ struct Field<'a> {
     owned: Option<&'a Value>,
 }
 
+/// Collects differences on a walk through two values.
+#[derive(Default)]
 struct Changes {
-    /// What stands before each path.
-    prefix: String,
-    reason: String,
-    found: Vec<PendingChange>,
+    /// Where the walk is.
+    place: Vec<Step>,
+    /// The volume of the Pod that the place belongs to.
+    volume: Option<String>,
+    found: Vec<Difference>,
 }
 
 impl Changes {
-    fn add(&mut self, path: &str, current: Option<&Value>, wanted: Option<&Value>) {
-        self.found.push(PendingChange {
-            path: format!("{}{path}", self.prefix),
+    fn add(&mut self, current: Option<&Value>, wanted: Option<&Value>) {
+        self.found.push(Difference {
+            place: self.place.clone(),
+            volume: self.volume.clone(),
             current: current.cloned(),
             wanted: wanted.cloned(),
-            reason: self.reason.clone(),
         });
     }
 
-    fn compare(&mut self, path: &str, field: Field<'_>) {
+    fn step(&mut self, step: Step, look: impl FnOnce(&mut Self)) {
+        self.place.push(step);
+        look(self);
+        self.place.pop();
+    }
+
+    /// To an item of a list, which may be one of a volume.
+    fn step_to_item(&mut self, label: String, item: &Value, look: impl FnOnce(&mut Self)) {
+        let is_of_volume = matches!(self.place.last(), Some(Step::Field(list)) if OF_VOLUMES.contains(&list.as_str()));
+        let volume = item["name"].as_str().filter(|_| is_of_volume).map(str::to_owned);
+        let outer = std::mem::replace(&mut self.volume, volume);
+        self.step(Step::Item(label), look);
+        self.volume = outer;
+    }
+
+    fn compare(&mut self, field: Field<'_>) {
         let Field { wanted, current, owned } = field;
         match (wanted, current) {
             (None, None) => {}
             (Some(Value::Object(wanted)), Some(Value::Object(current))) => {
-                self.compare_fields(path, wanted, current, owned);
+                self.compare_fields(wanted, current, owned);
             }
             (Some(Value::Array(wanted)), Some(Value::Array(current)))
                 if fields(owned).any(|(field, _)| field.starts_with("k:")) =>
             {
-                self.compare_items(path, wanted, current, owned);
+                self.compare_items(wanted, current, owned);
             }
             (Some(Value::Array(wanted)), Some(Value::Array(current))) if is_same_list(wanted, current, owned) => {}
             (Some(wanted), Some(current)) if is_same(wanted, current) => {}
             // An empty map or list means the same as an absent one.
             (Some(wanted), None) if is_empty(wanted) => {}
-            (wanted, current) => self.add(path, current, wanted),
+            (wanted, current) => self.add(current, wanted),
         }
     }
 
-    fn compare_fields(
-        &mut self,
-        path: &str,
-        wanted: &Map<String, Value>,
-        current: &Map<String, Value>,
-        owned: Option<&Value>,
-    ) {
+    fn compare_fields(&mut self, wanted: &Map<String, Value>, current: &Map<String, Value>, owned: Option<&Value>) {
         let is_whole = is_atomic(owned);
         for (name, value) in wanted {
             let below = if is_whole { owned } else { owned.and_then(|owned| owned.get(format!("f:{name}"))) };
             let owned = below.filter(|&below| !is_atomic(Some(below)) || !NOT_ATOMIC.contains(&name.as_str()));
-            self.compare(&format!("{path}.{name}"), Field { wanted: Some(value), current: current.get(name), owned });
+            let field = Field { wanted: Some(value), current: current.get(name), owned };
+            self.step(Step::field(name), |changes| changes.compare(field));
         }
         let is_ours = |name: &str, value: &Value| {
             let has_field = |owned: &Value| owned.get(format!("f:{name}")).is_some();
@@ -187,32 +277,32 @@ impl Changes {
         };
         for (name, value) in current {
             if !wanted.contains_key(name) && is_ours(name, value) {
-                self.add(&format!("{path}.{name}"), Some(value), None);
+                self.step(Step::field(name), |changes| changes.add(Some(value), None));
             }
         }
     }
 
     /// Compares a list whose items have keys (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
-    fn compare_items(&mut self, path: &str, wanted: &[Value], current: &[Value], owned: Option<&Value>) {
+    fn compare_items(&mut self, wanted: &[Value], current: &[Value], owned: Option<&Value>) {
         let keys: Vec<ItemKey<'_>> = fields(owned).filter_map(ItemKey::parse).collect();
         let label = |item| keys.first().map_or_else(|| Value::to_string(item), |key| key.label(item));
         let mut is_wanted = vec![false; current.len()];
         for item in wanted {
-            let place = format!("{path}[{}]", label(item));
             match current.iter().position(|other| has_same_key(&keys, item, other)) {
                 Some(index) => {
                     is_wanted.get_mut(index).into_iter().for_each(|is_wanted| *is_wanted = true);
                     let other = current.get(index);
                     let key = keys.iter().find(|key| other.is_some_and(|other| key.is_of(other)));
                     let owned = key.map(|key| key.owned);
-                    self.compare(&place, Field { wanted: Some(item), current: other, owned });
+                    let field = Field { wanted: Some(item), current: other, owned };
+                    self.step_to_item(label(item), item, |changes| changes.compare(field));
                 }
-                None => self.add(&place, None, Some(item)),
+                None => self.step_to_item(label(item), item, |changes| changes.add(None, Some(item))),
             }
         }
         for (item, is_wanted) in current.iter().zip(is_wanted) {
             if !is_wanted && keys.iter().any(|key| key.is_of(item)) {
-                self.add(&format!("{path}[{}]", label(item)), Some(item), None);
+                self.step_to_item(label(item), item, |changes| changes.add(Some(item), None));
             }
         }
     }
@@ -335,11 +425,9 @@ mod tests {
     use super::*;
 
     fn compare(wanted: &Value, current: &Value, owned: &Value) -> Vec<(String, Value, Value)> {
-        let (prefix, reason) = ("objects/Pod/".into(), String::new());
-        let mut changes = Changes { prefix, reason, found: Vec::new() };
-        changes.compare("spec", Field { wanted: Some(wanted), current: Some(current), owned: Some(owned) });
-        let found = changes.found.into_iter();
-        found.map(|change| (change.path, change.current.into(), change.wanted.into())).collect()
+        let found =
+            compared(&["spec"], Field { wanted: Some(wanted), current: Some(current), owned: Some(owned) }).into_iter();
+        found.map(|change| (Path(&change.place).to_string(), change.current.into(), change.wanted.into())).collect()
     }
 
     #[test]
@@ -452,8 +540,8 @@ mod tests {
             let paths: Vec<String> = found.into_iter().map(|(path, ..)| path).collect();
             let expected = match changed {
                 "" => vec![],
-                "*" => vec![format!("objects/Pod/spec.{field}")],
-                below => vec![format!("objects/Pod/spec.{field}{below}")],
+                "*" => vec![format!("spec.{field}")],
+                below => vec![format!("spec.{field}{below}")],
             };
             assert_eq!(paths, expected, "{wanted} {current}");
         }
@@ -480,14 +568,14 @@ mod tests {
         let found = compare(&wanted, &current, &owned);
         let changes = found.into_iter().map(|(path, ..)| PendingChange {
             path,
+            subject: None,
             current: None,
             wanted: None,
             reason: String::new(),
         });
         let mut list = Vec::new();
         add(&mut list, changes);
-        let mut paths: Vec<&str> =
-            list.iter().map(|change| change.path.trim_start_matches("objects/Pod/spec.")).collect();
+        let mut paths: Vec<&str> = list.iter().map(|change| change.path.trim_start_matches("spec.")).collect();
         paths.sort_unstable();
         let expected = [
             "env[A]",
@@ -524,18 +612,45 @@ mod tests {
         assert_eq!(
             compare(&wanted, &current, &owned),
             [
-                ("objects/Pod/spec.containers[a].image".into(), json!("old"), json!("new")),
-                ("objects/Pod/spec.containers[a].args".into(), json!(["x"]), Value::Null),
-                ("objects/Pod/spec.containers[b]".into(), Value::Null, json!({ "name": "b" })),
-                ("objects/Pod/spec.containers[c]".into(), json!({ "name": "c" }), Value::Null),
-                ("objects/Pod/spec.nodeSelector".into(), Value::Null, json!({ "disk": "fast" })),
-                (
-                    "objects/Pod/spec.tolerations".into(),
-                    json!([{ "key": "k" }, { "key": "l" }]),
-                    json!([{ "key": "k" }])
-                ),
-                ("objects/Pod/spec.nodeName".into(), json!("node-1"), Value::Null),
+                ("spec.containers[a].image".into(), json!("old"), json!("new")),
+                ("spec.containers[a].args".into(), json!(["x"]), Value::Null),
+                ("spec.containers[b]".into(), Value::Null, json!({ "name": "b" })),
+                ("spec.containers[c]".into(), json!({ "name": "c" }), Value::Null),
+                ("spec.nodeSelector".into(), Value::Null, json!({ "disk": "fast" })),
+                ("spec.tolerations".into(), json!([{ "key": "k" }, { "key": "l" }]), json!([{ "key": "k" }])),
+                ("spec.nodeName".into(), json!("node-1"), Value::Null),
             ]
         );
+    }
+
+    #[test]
+    fn a_difference_knows_the_volume_that_it_belongs_to() {
+        let container =
+            |devices: Value| json!({ "containers": [{ "name": "a", "image": "i", "volumeDevices": devices }] });
+        let mut current = container(json!([{ "name": "x-disk", "devicePath": "/dev/x" }]));
+        current["volumes"] = json!([{ "name": "x-disk", "emptyDir": { "medium": "Memory" } }]);
+        let device =
+            json!([{ "name": "y-disk", "devicePath": "/dev/y" }, { "name": "z-disk", "devicePath": "/dev/x" }]);
+        let mut wanted = container(device);
+        wanted["containers"][0]["image"] = json!("j");
+        wanted["volumes"] = json!([{ "name": "x-disk", "emptyDir": {} }, { "name": "y-disk" }]);
+        let leaf = json!({ ".": {}, "f:name": {} });
+        let owned = json!({
+            "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {}, "f:volumeDevices": { "k:{\"devicePath\":\"/dev/x\"}": leaf } } },
+            "f:volumes": { "k:{\"name\":\"x-disk\"}": { "f:emptyDir": { "f:medium": {} } } },
+        });
+        let found = compared(&["spec"], Field { wanted: Some(&wanted), current: Some(&current), owned: Some(&owned) });
+        let found: Vec<_> =
+            found.iter().map(|it| (Path(&it.place).to_string(), it.volume.as_deref().unwrap_or(""))).collect();
+        let expected = [
+            ("spec.containers[a].image", ""),
+            ("spec.containers[a].volumeDevices[/dev/x].name", "z-disk"),
+            ("spec.containers[a].volumeDevices[/dev/y]", "y-disk"),
+            ("spec.volumes[x-disk].emptyDir.medium", "x-disk"),
+            ("spec.volumes[y-disk]", "y-disk"),
+        ];
+        let mut found: Vec<(&str, &str)> = found.iter().map(|(path, volume)| (path.as_str(), *volume)).collect();
+        found.sort_unstable();
+        assert_eq!(found, expected);
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn is_outdated(vm: &VirtualMachine, object: &Rendered, found: &Object
         && reporting != Some(&found.uid)
         && found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
         && has_no_guest(found, now)
-        && !pending::changes(object, found).is_empty()
+        && pending::differences(object, found).is_none_or(|differences| !differences.is_empty())
 }
 
 fn has_no_guest(pod: &Object, now: Timestamp) -> bool {

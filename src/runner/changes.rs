@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     cd::{Answer, Medium},
@@ -13,8 +13,11 @@ use super::{
     state::{MachineState, Orders, StartedWith},
 };
 use crate::{
-    api::{Firmware, PendingChange},
-    runner_config::VmSection,
+    api::{Firmware, PendingChange, Subject},
+    runner_config::{
+        VmSection,
+        at_start::{AtStart, at_start},
+    },
 };
 
 /// The part of the configuration that can change while QEMU runs.
@@ -416,11 +419,13 @@ fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &Wanted
 pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration) -> Vec<PendingChange> {
     let Some(started) = &machine.started_with else { return Vec::new() };
     let desired = StartedWith::from(configuration);
-    let mut pending = pending_fields(machine, &started.vm, &desired.vm);
+    let [current, wanted] = [&started.vm, &desired.vm].map(|vm| with_identity(vm, machine));
+    let mut pending: Vec<PendingChange> = at_start(&current, &wanted).into_iter().map(AtStart::pending).collect();
     let wanted = desired.vm.powerdown_timeout;
     if let Some(longest) = started.longest_powerdown.filter(|longest| wanted > *longest) {
         pending.push(PendingChange {
             path: "config.yaml/vm.powerdownTimeout".into(),
+            subject: Some(Subject::Setting("powerdownTimeout".into())),
             current: Some(json!(longest)),
             wanted: Some(json!(wanted)),
             reason: "the Pod keeps the grace period with which it was made".into(),
@@ -430,6 +435,7 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
     if let Some(reason) = CpuRule::of(machine).refuses(cpus, wanted).filter(|_| cpus > 0) {
         pending.push(PendingChange {
             path: "config.yaml/vm.currentCpus".into(),
+            subject: Some(Subject::Cpus),
             current: Some(json!(cpus)),
             wanted: Some(json!(wanted)),
             reason: reason.into(),
@@ -439,14 +445,16 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
         let text = |text: &Option<String>| text.clone().map(Value::String);
         pending.push(PendingChange {
             path: "config.yaml/template".into(),
+            subject: Some(Subject::QemuTemplate),
             current: text(&started.template),
             wanted: text(&desired.template),
-            reason: QEMU_START.into(),
+            reason: "QEMU reads it at its start".into(),
         });
     }
     if started.cloud_init != desired.cloud_init {
         pending.push(PendingChange {
             path: "cloud-init".into(),
+            subject: Some(Subject::CloudInit),
             // The data may contain secrets, and a hash would help to guess them.
             current: None,
             wanted: None,
@@ -456,26 +464,8 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
     pending
 }
 
-/// Why a change of the command line is pending.
-const QEMU_START: &str = "QEMU reads it at its start";
-
-/// The pending changes in the section `vm`.
-fn pending_fields(machine: &MachineState, started: &VmSection, desired: &VmSection) -> Vec<PendingChange> {
-    let (started, desired) = (start_fields(started, machine), start_fields(desired, machine));
-    let names = started.keys().chain(desired.keys().filter(|name| !started.contains_key(*name)));
-    names
-        .filter(|name| started.get(*name) != desired.get(*name))
-        .map(|name| PendingChange {
-            path: format!("config.yaml/vm.{name}"),
-            current: started.get(name).cloned(),
-            wanted: desired.get(name).cloned(),
-            reason: QEMU_START.into(),
-        })
-        .collect()
-}
-
-/// The fields of the section `vm` that matter only at QEMU's start.
-fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
+/// The section `vm` with what the VM has chosen itself.
+fn with_identity(vm: &VmSection, machine: &MachineState) -> VmSection {
     let mut vm = vm.clone();
     // A VM without an identity in the configuration has chosen its own. It is no change if the configuration contains it later.
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
@@ -489,7 +479,7 @@ fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
             network.set_mac(mac.to_lowercase());
         }
     }
-    vm.start_fields()
+    vm
 }
 
 /// How many CPUs the guest has.

@@ -504,8 +504,9 @@ fn short_changes(changes: &[PendingChange]) -> Vec<PendingChange> {
     let is_short = |value: &Value| value.to_string().len() <= LONGEST_VALUE && !has_control_characters(value);
     let short = |value: &Option<Value>| value.clone().filter(is_short);
     let changes = changes.iter().take(MOST_PENDING);
-    let shortened = changes.map(|PendingChange { path, current, wanted, reason }| PendingChange {
+    let shortened = changes.map(|PendingChange { path, subject, current, wanted, reason }| PendingChange {
         path: path.clone(),
+        subject: subject.clone(),
         current: short(current),
         wanted: short(wanted),
         reason: reason.clone(),
@@ -535,7 +536,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::runner::state::Helper;
+    use crate::{api::Subject, runner::state::Helper};
 
     fn machine(phase: Phase) -> Option<MachineState> {
         Some(MachineState {
@@ -569,6 +570,7 @@ mod tests {
         };
         let pending = PendingChange {
             path: "config.yaml/vm.maximumCpus".into(),
+            subject: Some(Subject::MaximumCpus),
             current: Some(json!(2)),
             wanted: Some(json!(4)),
             reason: "why".into(),
@@ -691,6 +693,7 @@ mod tests {
         login.receive(&format!("501 \u{1b}[2J{}", long("no ")));
         let change = PendingChange {
             path: "config.yaml/vm.maximumCpus".into(),
+            subject: Some(Subject::MaximumCpus),
             current: Some(json!(long("x"))),
             wanted: Some(json!([{ "device": "\u{1b}[2J" }])),
             reason: "why".into(),

@@ -16,7 +16,6 @@ use crate::{
     api::conditions::{self, CHANGES_APPLIED},
     object::Rendered,
     observed::Object,
-    plan::pending::PREFIX,
     power::{Wanted, is_restart_wanted},
     runner_config::ConfigFile,
 };
@@ -51,7 +50,7 @@ pub(super) fn has_read(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
 /// Whether the runner says that the guest does not have all of its configuration.
 fn is_missing_something(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
     let Some(status) = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner()) else { return false };
-    status.pending_changes.iter().any(|change| !change.path.starts_with(PREFIX))
+    status.pending_changes.iter().any(|change| !change.is_of_manager())
         || conditions::find(&status.conditions, CHANGES_APPLIED).is_some_and(|applied| applied.status == "False")
 }
 

@@ -319,12 +319,17 @@ async fn a_report_has_bounds_and_only_the_runners_part_reaches_the_status() {
     let (long, very_long) = ("x".repeat(513), "x".repeat(8193));
     let many = |count: usize, item: &dyn Fn(usize) -> Value| (0..count).map(item).collect::<Vec<Value>>();
     let change = |path: &str, wanted: &str| json!({ "path": path, "wanted": wanted, "reason": "a lie" });
+    let about = |subject: Value| json!({ "path": "config.yaml/vm.drives", "subject": subject, "reason": "a lie" });
     let mut refused = vec![
         json!({ "conditions": [condition_of("Running", &very_long)] }),
         json!({ "conditions": [{ "type": "Running", "status": "Maybe", "reason": "Lie", "message": "", "lastTransitionTime": time }] }),
         json!({ "conditions": [{ "type": "Running", "status": "True", "reason": "a lie", "message": "", "lastTransitionTime": time }] }),
         json!({ "conditions": [condition_of("Running", ""), condition_of("Running", "twice")] }),
         json!({ "pendingChanges": [change("objects/Pod/spec.nodeName", "1")] }),
+        json!({ "pendingChanges": [about(json!({ "kind": "Object", "name": "Pod apple" }))] }),
+        json!({ "pendingChanges": [about(json!({ "kind": "Volume", "name": "data-disk" }))] }),
+        json!({ "pendingChanges": [about(json!({ "kind": "Disk", "name": long }))] }),
+        json!({ "pendingChanges": [about(json!({ "name": "data-disk" }))] }),
         json!({ "pendingChanges": [change("config.yaml/a", &long)] }),
         json!({ "pendingChanges": many(33, &|n| change(&format!("config.yaml/{n}"), "1")) }),
         json!({ "serialUsers": many(65, &|n| json!(n.to_string())) }),

@@ -199,16 +199,20 @@ fn what_became_of_a_change_is_in_the_status() {
     use Effect::{AtOnce, NextStart};
 
     let pending = json!([
-        { "path": "config.yaml/vm.maximumCpus", "reason": "r" },
-        { "path": "config.yaml/vm.maximumRam", "reason": "r" },
-        { "path": "config.yaml/vm.drives", "reason": "r", "current": [{ "type": "raw" }, { "type": "ide-cd" }] },
-        { "path": "objects/Pod/spec.volumes[data-disk]", "reason": "r" },
+        { "path": "config.yaml/vm.maximumCpus", "subject": { "kind": "MaximumCpus" }, "reason": "r" },
+        { "path": "config.yaml/vm.maximumRam", "subject": { "kind": "MaximumRam" }, "reason": "r" },
+        // The guest has this drive, which will boot at another place.
+        { "path": "config.yaml/vm.drives[0]", "subject": { "kind": "CdDrive", "name": "0" }, "current": {}, "wanted": {}, "reason": "r" },
+        { "path": "config.yaml/vm.drives[tools]", "subject": { "kind": "CdDrive", "name": "tools" }, "wanted": {}, "reason": "r" },
+        { "path": "config.yaml/vm.drives[data-disk]", "subject": { "kind": "Disk", "name": "data-disk" }, "wanted": {}, "reason": "r" },
+        { "path": "objects/Pod/spec.volumes[data-disk]", "subject": { "kind": "Volume", "name": "data-disk" }, "reason": "r" },
     ]);
     let condition = json!({ "type": "ChangesApplied", "status": "False", "reason": "ChangeFailed", "message": "no such file", "lastTransitionTime": "2026-01-01T00:00:00Z" });
     let growth = json!([
         { "name": "apple-core-disk", "findings": [{ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no", "generation": 3 }] },
         { "name": "apple-other-disk", "findings": [{ "reason": "ClaimLost" }] },
     ]);
+    let drive = |name: &str| About::Drive(name.into());
     let disk = |volume: &str, grows: bool| About::Disk { volume: volume.into(), grows };
     let waiting = || json!({ "created": true, "cpus": 1, "ram": "4Gi", "pendingChanges": pending });
     let refused = || json!({ "created": true, "cpus": 2, "ram": "3Gi", "conditions": [condition] });
@@ -225,7 +229,7 @@ fn what_became_of_a_change_is_in_the_status() {
         (json!({ "created": true }), About::Ram, AtOnce, "the running guest is asked for it", true),
         (refused(), About::Ram, AtOnce, "the running guest is asked for it, and has 3Gi now", true),
         (refused(), About::Cpus, AtOnce, "the running guest has it", true),
-        (refused(), About::Drive(0), AtOnce, "not all is as it should be: no such file", false),
+        (refused(), drive("0"), AtOnce, "not all is as it should be: no such file", false),
         (refused(), disk("core-disk", true), NextStart, restart, true),
         (json!({ "created": false }), disk("core-disk", true), NextStart, "the guest gets it when it starts", true),
         (waiting(), About::Cpus, NextStart, "waits for a restart: config.yaml/vm.maximumCpus", true),
@@ -235,39 +239,22 @@ fn what_became_of_a_change_is_in_the_status() {
         // The runner of the VM-Operator does not say what waits.
         (json!({ "created": true }), About::Ram, NextStart, restart, true),
         (
-            json!({ "created": true, "cpus": 2, "pendingChanges": [{ "path": "config.yaml/vm.currentCpus", "reason": "r" }] }),
+            json!({ "created": true, "cpus": 2, "pendingChanges": [{ "path": "config.yaml/vm.currentCpus", "subject": { "kind": "Cpus" }, "reason": "r" }] }),
             About::Cpus,
             AtOnce,
             "waits for a restart: config.yaml/vm.currentCpus",
             true,
         ),
-        (waiting(), About::Drive(0), AtOnce, "the running guest has it", true),
-        (waiting(), About::Drive(1), AtOnce, "waits for a restart: config.yaml/vm.drives", true),
+        (waiting(), drive("0"), AtOnce, "the running guest has it", true),
+        (waiting(), drive("tools"), AtOnce, "waits for a restart: config.yaml/vm.drives[tools]", true),
         (
             waiting(),
             disk("data-disk", false),
             NextStart,
-            "waits for a restart: config.yaml/vm.drives, objects/Pod/spec.volumes[data-disk]",
+            "waits for a restart: config.yaml/vm.drives[data-disk], objects/Pod/spec.volumes[data-disk]",
             true,
         ),
         (waiting(), disk("core-disk", true), NextStart, restart, true),
-        // The first of two CD drives was taken out, and the drive that is left is where it was.
-        (
-            json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.drives", "reason": "r",
-                "current": [{ "type": "ide-cd" }, { "type": "ide-cd" }], "wanted": [{ "type": "ide-cd", "slot": 1 }] }] }),
-            About::Drive(0),
-            AtOnce,
-            "the running guest has it",
-            true,
-        ),
-        (
-            json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.drives", "reason": "r",
-                "current": [{ "type": "ide-cd", "slot": 1 }], "wanted": [{ "type": "ide-cd" }, { "type": "ide-cd" }] }] }),
-            About::Drive(0),
-            AtOnce,
-            "waits for a restart: config.yaml/vm.drives",
-            true,
-        ),
         (
             json!({ "created": false, "claims": growth }),
             disk("core-disk", true),

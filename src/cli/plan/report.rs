@@ -175,6 +175,7 @@ mod tests {
     fn report() -> Report {
         let change = |path: &str| PendingChange {
             path: path.into(),
+            subject: None,
             current: None,
             wanted: Some(json!("high")),
             reason: "r".into(),

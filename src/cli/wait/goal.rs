@@ -304,11 +304,11 @@ mod tests {
             (json!({ "created": true, "guestGeneration": 3 }), true),
             (json!({ "created": true, "guestGeneration": 2, "takenGeneration": 3 }), true),
             (
-                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumRam", "reason": "r" }] }),
+                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumRam", "subject": { "kind": "MaximumRam" }, "reason": "r" }] }),
                 true,
             ),
             (
-                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumCpus", "reason": "r" }] }),
+                json!({ "created": true, "pendingChanges": [{ "path": "config.yaml/vm.maximumCpus", "subject": { "kind": "MaximumCpus" }, "reason": "r" }] }),
                 false,
             ),
             // That is about a CD.

@@ -224,9 +224,9 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
     };
     assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
     assert_eq!(paths(|config| config["vm"]["firmware"] = json!("bios")), "vm.firmware");
-    assert_eq!(paths(|config| config["vm"]["drives"] = json!([])), "vm.drives");
-    assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network");
-    assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network");
+    assert_eq!(paths(|config| config["vm"]["drives"] = json!([])), "vm.drives[a] vm.drives[0]");
+    assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network[0]");
+    assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network[0]");
     assert_eq!(paths(|config| config["vm"]["uuid"] = json!("another")), "vm.uuid");
     assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
     assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");

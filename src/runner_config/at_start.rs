@@ -1,0 +1,248 @@
+//! What two configurations of a VM differ in: what QEMU takes only at its start, and what the running VM takes.
+//!
+//! The agent changes CPUs, memory, CDs and the user who is logged in in the running VM, and the machine role reads the powerdown timeout when it
+//! needs it. All else waits. It is said device by device: a device is the same in both if it has the same slot, whatever place in the list it has.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{Drive, NetworkSection, VmSection};
+use crate::api::{PendingChange, Subject};
+
+/// A difference that QEMU takes at its start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AtStart {
+    /// What it is about.
+    pub subject: Subject,
+    /// The path in `config.yaml`, such as `vm.drives[data-disk]`.
+    pub path: String,
+    /// The value in the former configuration.
+    pub current: Option<Value>,
+    /// The value in the new one.
+    pub wanted: Option<Value>,
+}
+
+impl AtStart {
+    /// It as a change that waits.
+    pub fn pending(self) -> PendingChange {
+        let Self { subject, path, current, wanted } = self;
+        let reason = "QEMU reads it at its start".into();
+        PendingChange { path: format!("config.yaml/{path}"), subject: Some(subject), current, wanted, reason }
+    }
+}
+
+/// A difference that the running VM takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AtOnce {
+    /// The path in `config.yaml`, such as `vm.currentCpus`.
+    pub path: String,
+    /// The value in the former configuration.
+    pub current: Option<Value>,
+    /// The value in the new one.
+    pub wanted: Option<Value>,
+}
+
+/// The fields of the section `vm` that a running VM takes, but for those of devices and the display.
+const LIVE: [&str; 4] = ["name", "currentCpus", "currentRam", "powerdownTimeout"];
+
+/// What `wanted` has otherwise than `current` while the VM runs.
+pub fn at_once(current: &VmSection, wanted: &VmSection) -> Vec<AtOnce> {
+    let section = |vm: &VmSection| json!(VmSection { drives: Vec::new(), network: Vec::new(), ..vm.clone() });
+    let (one, other) = (section(current), section(wanted));
+    let user = |vm: &VmSection| json!(vm.display.logged_in_user);
+    let (drives, networks) = ((drives(current), drives(wanted)), (networks(current), networks(wanted)));
+    let live = |devices: &[Device], key| devices.iter().find(|it| it.key == key).map(|it| it.live.clone());
+    let of_devices = |list: &'static str, (current, wanted): (Vec<Device>, Vec<Device>)| {
+        wanted.into_iter().filter_map(move |device| {
+            Some((format!("vm.{list}[{}]", device.name), live(&current, device.key)?, device.live))
+        })
+    };
+    let of_fields = LIVE.map(|name| (format!("vm.{name}"), one[name].clone(), other[name].clone()));
+    let of_display = ("vm.display.loggedInUser".to_owned(), user(current), user(wanted));
+    let all = of_fields.into_iter().chain([of_display]);
+    let all = all.chain(of_devices("drives", drives)).chain(of_devices("network", networks));
+    let value = |value: Value| Some(value).filter(|value| !value.is_null());
+    let differing = all.filter(|(_, current, wanted)| current != wanted);
+    differing.map(|(path, now, then)| AtOnce { path, current: value(now), wanted: value(then) }).collect()
+}
+
+/// What `wanted` has otherwise than `current` at QEMU's start.
+pub fn at_start(current: &VmSection, wanted: &VmSection) -> Vec<AtStart> {
+    let (fields, wanted_fields) = (fields(current), fields(wanted));
+    let names = fields.keys().chain(wanted_fields.keys().filter(|name| !fields.contains_key(*name)));
+    let of_fields = names.filter(|name| fields.get(*name) != wanted_fields.get(*name)).map(|name| AtStart {
+        subject: match name.as_str() {
+            "maximumCpus" => Subject::MaximumCpus,
+            "maximumRam" => Subject::MaximumRam,
+            _ => Subject::Setting(name.clone()),
+        },
+        path: format!("vm.{name}"),
+        current: fields.get(name).cloned(),
+        wanted: wanted_fields.get(name).cloned(),
+    });
+    let of_drives = devices("drives", &drives(current), &drives(wanted));
+    of_fields.chain(of_drives).chain(devices("network", &networks(current), &networks(wanted))).collect()
+}
+
+/// A device as QEMU gets it at its start.
+struct Device {
+    /// Its kind and slot. A slot is taken once in each kind.
+    key: (Kind, u32),
+    subject: Subject,
+    /// What people call it.
+    name: String,
+    value: Value,
+    /// What of it changes while the VM runs.
+    live: Value,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Disk,
+    CdDrive,
+    Network,
+}
+
+/// The drives in the order of the configuration, which is the order in which they boot if none has a place in it.
+fn drives(vm: &VmSection) -> Vec<Device> {
+    let (mut disks, mut cds) = (0.., 0..);
+    let drives = vm.drives.iter().map(|drive| {
+        let is_cd = drive.cd().is_some();
+        let number = if is_cd { cds.next() } else { disks.next() }.unwrap_or_default();
+        let name =
+            drive.cd_name().or(drive.volume()).or(drive.resource()).map_or_else(|| number.to_string(), str::to_owned);
+        let key = (if is_cd { Kind::CdDrive } else { Kind::Disk }, drive.slot(number));
+        let live = drive.cd().map_or(Value::Null, |file| json!({ "file": file, "name": drive.cd_name() }));
+        let mut drive = drive.clone();
+        if let Drive::IdeCd { file, name, .. } = &mut drive {
+            file.clear();
+            *name = None;
+        }
+        drive.place(usize::MAX, key.1);
+        let subject = if is_cd { Subject::CdDrive(name.clone()) } else { Subject::Disk(name.clone()) };
+        Device { key, subject, name, value: json!(drive), live }
+    });
+    drives.collect()
+}
+
+fn networks(vm: &VmSection) -> Vec<Device> {
+    let networks = vm.network.iter().enumerate().map(|(index, network)| {
+        let name = network.name().map_or_else(|| index.to_string(), str::to_owned);
+        let slot = network.slot(index);
+        let live = json!({ "name": network.name() });
+        let mut network = network.clone();
+        NetworkSection::forget_name(&mut network);
+        network.place(usize::MAX, slot);
+        let (key, subject) = ((Kind::Network, slot), Subject::Network(name.clone()));
+        Device { key, subject, name, value: json!(network), live }
+    });
+    networks.collect()
+}
+
+/// The devices of a list that differ, or, if all that stay are the same, their order.
+fn devices(list: &str, current: &[Device], wanted: &[Device]) -> Vec<AtStart> {
+    let by_key = |devices: &[Device]| devices.iter().enumerate().map(|(at, device)| (device.key, at)).collect();
+    let (in_current, in_wanted): (BTreeMap<_, usize>, BTreeMap<_, usize>) = (by_key(current), by_key(wanted));
+    let difference = |now: Option<&Device>, then: Option<&Device>| {
+        let device = then.or(now)?;
+        let [now, then] = [now, then].map(|device| device.map(|device| device.value.clone()));
+        (now != then).then(|| AtStart {
+            subject: device.subject.clone(),
+            path: format!("vm.{list}[{}]", device.name),
+            current: now,
+            wanted: then,
+        })
+    };
+    let of_wanted = wanted.iter().map(|device| (in_current.get(&device.key).map(|at| &current[*at]), Some(device)));
+    let gone = current.iter().filter(|device| !in_wanted.contains_key(&device.key)).map(|device| (Some(device), None));
+    let mut found: Vec<AtStart> = of_wanted.chain(gone).filter_map(|(now, then)| difference(now, then)).collect();
+    let order = |devices: &[Device], others: &BTreeMap<_, usize>| -> Vec<_> {
+        devices.iter().map(|device| device.key).filter(|key| others.contains_key(key)).collect()
+    };
+    if order(current, &in_wanted) != order(wanted, &in_current) {
+        let names = |devices: &[Device]| Some(devices.iter().map(|device| json!(device.name)).collect());
+        let (current, wanted) = (names(current), names(wanted));
+        found.push(AtStart { subject: Subject::Setting(list.into()), path: format!("vm.{list}"), current, wanted });
+    }
+    found
+}
+
+/// The fields that QEMU reads at its start, but for the devices in lists.
+fn fields(vm: &VmSection) -> Map<String, Value> {
+    let mut vm = VmSection { drives: Vec::new(), network: Vec::new(), ..vm.clone() };
+    vm.display.logged_in_user = None;
+    let Value::Object(mut fields) = json!(vm) else { return Map::new() };
+    for other in LIVE.into_iter().chain(["drives", "network"]) {
+        fields.remove(other);
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner_config::RunnerConfig;
+
+    fn vm(more: &str) -> VmSection {
+        RunnerConfig::parse(&format!("/Runner: {{ namespace: orchard, vm: {{ name: apple, {more} }} }}")).unwrap().vm
+    }
+
+    fn found(current: &str, wanted: &str) -> Vec<(String, Subject)> {
+        at_start(&vm(current), &vm(wanted)).into_iter().map(|it| (it.path, it.subject)).collect()
+    }
+
+    #[test]
+    fn what_the_agent_changes_is_no_difference() {
+        for (current, wanted) in [
+            ("currentCpus: 1, maximumCpus: 4", "currentCpus: 4, maximumCpus: 4"),
+            ("currentRam: 1Gi, maximumRam: 2Gi", "currentRam: 2Gi, maximumRam: 2Gi"),
+            ("powerdownTimeout: 5", "powerdownTimeout: 6"),
+            ("display: { loggedInUser: ann }", "display: { loggedInUser: bob }"),
+            ("drives: [{ type: ide-cd, file: a }]", "drives: [{ type: ide-cd, file: b, name: tools }]"),
+            // The first has the slot of its place although it is not written.
+            ("drives: [{ type: ide-cd, file: a }]", "drives: [{ type: ide-cd, file: a, slot: 0 }]"),
+            ("network: [{ type: pod, device: d }]", "network: [{ type: pod, device: d, name: lan, slot: 0 }]"),
+        ] {
+            assert_eq!(found(current, wanted), [], "{current} -> {wanted}");
+            let is_written = !current.contains(", slot: 0") && !wanted.contains("a, slot: 0");
+            assert_eq!(at_once(&vm(current), &vm(wanted)).len(), usize::from(is_written), "{current} -> {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_difference_is_said_of_its_device_and_of_no_other() {
+        let setting = |path: &str| (format!("vm.{path}"), Subject::Setting(path.into()));
+        let disk = |name: &str| (format!("vm.drives[{name}]"), Subject::Disk(name.into()));
+        let cd = |name: &str| (format!("vm.drives[{name}]"), Subject::CdDrive(name.into()));
+        let net = |name: &str| (format!("vm.network[{name}]"), Subject::Network(name.into()));
+        let (a, b) = ("{ type: raw, resource: /dev/a-disk }", "{ type: raw, resource: /dev/b-disk, slot: 1 }");
+        let boots = "{ type: raw, resource: /dev/b-disk, slot: 1, bootindex: 0 }";
+        let (tools, nameless) = ("{ type: ide-cd, file: x, name: tools, slot: 1 }", "{ type: ide-cd, file: x }");
+        let drives = |drives: &[&str]| format!("drives: [{}]", drives.join(", "));
+        let networks = |networks: &[&str]| format!("network: [{}]", networks.join(", "));
+        for (current, wanted, expected) in [
+            ("maximumCpus: 2".into(), "maximumCpus: 4".into(), vec![("vm.maximumCpus".into(), Subject::MaximumCpus)]),
+            ("maximumRam: 2Gi".into(), "maximumRam: 4Gi".into(), vec![("vm.maximumRam".into(), Subject::MaximumRam)]),
+            ("useTpm: true".into(), String::new(), vec![setting("useTpm")]),
+            (String::new(), "onPanic: keep".into(), vec![setting("onPanic")]),
+            (drives(&[a]), drives(&[a, b]), vec![disk("b-disk")]),
+            (drives(&[a, b]), drives(&[b]), vec![disk("a-disk")]),
+            (drives(&[a, b]), drives(&[a, boots]), vec![disk("b-disk")]),
+            // One comes, and one goes.
+            (drives(&[a]), drives(&[b, tools]), vec![disk("b-disk"), cd("tools"), disk("a-disk")]),
+            (drives(&[nameless]), drives(&[nameless, tools]), vec![cd("tools")]),
+            // Only the order in which they boot.
+            (drives(&[a, b]), drives(&[b, "{ type: raw, resource: /dev/a-disk, slot: 0 }"]), vec![setting("drives")]),
+            // Another disk in the same slot.
+            (drives(&[a]), drives(&["{ type: raw, resource: /dev/c-disk }"]), vec![disk("c-disk")]),
+            (
+                networks(&["{ type: pod, device: d }"]),
+                networks(&["{ type: pod, device: e }", "{ type: pod, device: d, name: lan }"]),
+                vec![net("0"), net("lan")],
+            ),
+        ] {
+            assert_eq!(found(&current, &wanted), expected, "{current} -> {wanted}");
+        }
+    }
+}

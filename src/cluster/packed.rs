@@ -6,6 +6,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -259,7 +260,23 @@ pub struct PackedVm {
     pub summary: VmSummary,
     /// When it was received.
     pub arrived: Instant,
+    /// Hashes of the Pods and claims that it uses, as its status says. `None`: it was not read yet.
+    used: Option<Box<[u64]>>,
     text: Box<str>,
+}
+
+/// The UIDs of the VM's Pods, and the UIDs and names of the claims that it uses.
+fn used(status: &VirtualMachineStatus) -> impl Iterator<Item = &str> {
+    let pods = [&status.pod_uid, &status.reporter_uid].into_iter().flatten().map(String::as_str);
+    let claims = status.claims.iter().filter(|claim| !claim.unused);
+    pods.chain(claims.flat_map(|claim| std::iter::once(claim.name.as_str()).chain(claim.uid.as_deref())))
+}
+
+/// The same in each process. What has the same hash is compared itself.
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl From<VirtualMachine> for PackedVm {
@@ -297,11 +314,21 @@ impl PackedVm {
             None => serde_json::to_string(&Text { metadata, spec: &vm.spec, status }),
         };
         let summary = VmSummary::of(&vm);
+        let used = vm.status.iter().flat_map(used).map(hash).collect();
         // It was read from JSON, so it can be written.
-        Self { meta, summary, arrived: Instant::now(), text: text.unwrap_or_default().into() }
+        Self { meta, summary, arrived: Instant::now(), used: Some(used), text: text.unwrap_or_default().into() }
     }
 
-    /// Whether the text occurs anywhere in the VM. Most VMs need not be read to find the one of a UID.
+    /// Whether the VM may use the Pod or claim with this UID, or the claim of this name, as its status says. Most VMs need not be read to find the
+    /// one that does.
+    pub fn may_use(&self, uid_or_name: &str) -> bool {
+        match &self.used {
+            Some(used) => used.contains(&hash(uid_or_name)),
+            None => self.mentions(uid_or_name),
+        }
+    }
+
+    /// Whether the text occurs anywhere in the VM.
     pub fn mentions(&self, text: &str) -> bool {
         self.text.contains(text)
     }
@@ -349,7 +376,7 @@ impl<'de> Deserialize<'de> for PackedVm {
             resource_version: text_of(metadata.resource_version),
             ..ObjectMeta::default()
         };
-        Ok(Self { meta, summary: VmSummary::default(), arrived: Instant::now(), text })
+        Ok(Self { meta, summary: VmSummary::default(), arrived: Instant::now(), used: None, text })
     }
 }
 
@@ -617,6 +644,26 @@ mod tests {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
             assert_eq!(json!(packed.read().unwrap()), json!(vm));
+        }
+    }
+
+    #[test]
+    fn a_packed_vm_knows_what_it_may_use() {
+        let claim = |name: &str, unused: bool| json!({ "name": name, "uid": format!("{name}-uid"), "unused": unused });
+        let vm = json!({
+            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "annotations": { "a": "old" } },
+            "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
+            "status": { "podUid": "pod-1", "reporterUid": "pod-2", "claims": [claim("data", false), claim("old", true)] },
+        });
+        let received: PackedVm = serde_json::from_value(vm).unwrap();
+        let kept = received.trim().unwrap();
+        for used in ["pod-1", "pod-2", "data", "data-uid"] {
+            assert!(received.may_use(used) && kept.may_use(used), "{used}");
+        }
+        // As long as it was not read, whatever occurs in it may be meant.
+        assert!(received.may_use("old") && !received.may_use("other"));
+        for other in ["old", "old-uid", "pear", "", "other"] {
+            assert!(!kept.may_use(other), "{other}");
         }
     }
 

@@ -19,7 +19,7 @@ impl Children {
     pub(in crate::cluster) fn other_user(&self, vm: &VirtualMachine, uid: &str) -> Option<String> {
         let is_other = |other: &&Arc<PackedVm>| {
             let meta = other.meta();
-            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(uid)
+            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.may_use(uid)
         };
         let uses = |other: &VirtualMachine| {
             other.status.as_ref().is_some_and(|status| {
@@ -39,7 +39,7 @@ impl Children {
         };
         let is_other = |other: &&Arc<PackedVm>| {
             let meta = other.meta();
-            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(claim)
+            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.may_use(claim)
         };
         let vms = self.vms.get().filter(|_| !has(vm))?.state();
         vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(has).map(|other| other.name_any())

@@ -1,6 +1,6 @@
 //! Whose a claim, a Pod or a report is, if its labels and owners say nothing or something wrong: the status of each VM says which it uses.
 
-use std::{collections::BTreeSet, hash::BuildHasher as _, sync::Arc};
+use std::{collections::BTreeSet, hash::BuildHasher as _};
 
 use kube::{Resource as _, ResourceExt};
 
@@ -17,18 +17,13 @@ use crate::{
 impl Children {
     /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
     pub(in crate::cluster) fn other_user(&self, vm: &VirtualMachine, uid: &str) -> Option<String> {
-        let is_other = |other: &&Arc<PackedVm>| {
-            let meta = other.meta();
-            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.may_use(uid)
-        };
         let uses = |other: &VirtualMachine| {
             other.status.as_ref().is_some_and(|status| {
                 is_named_by(other, uid)
                     || status.claims.iter().any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
             })
         };
-        let vms = self.vms.get()?.state();
-        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(uses).map(|other| other.name_any())
+        self.other_vm(vm, uid, uses)
     }
 
     /// Another VM that has the claim of that name, as its status says, if this VM does not have it.
@@ -37,12 +32,24 @@ impl Children {
             let mut claims = vm.status.iter().flat_map(|status| &status.claims);
             claims.any(|known| known.name == claim && !known.unused && known.uid.is_some())
         };
-        let is_other = |other: &&Arc<PackedVm>| {
+        if has(vm) { None } else { self.other_vm(vm, claim, has) }
+    }
+
+    /// Another VM of the namespace that uses the Pod or claim with this UID, or the claim of this name.
+    fn other_vm(
+        &self,
+        vm: &VirtualMachine,
+        uid_or_name: &str,
+        uses: impl Fn(&VirtualMachine) -> bool,
+    ) -> Option<String> {
+        let is_it = |other: &PackedVm| {
             let meta = other.meta();
-            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.may_use(claim)
+            other.may_use(uid_or_name)
+                && meta.namespace == vm.metadata.namespace
+                && meta.name != vm.metadata.name
+                && other.read().is_ok_and(|other| uses(&other))
         };
-        let vms = self.vms.get().filter(|_| !has(vm))?.state();
-        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(has).map(|other| other.name_any())
+        self.vms.get()?.find(is_it)?.meta().name.clone()
     }
 
     /// The other VM that exists and to which a claim belongs. `None` for one that has the note of this VM, or that this VM has, and nobody has noted
@@ -59,11 +66,11 @@ impl Children {
         if let Some(vm) = self.other_user(vm, &claim.uid) {
             return Some(Claimant { vm, uses: true });
         }
-        let is_noted = |other: &&Arc<PackedVm>| {
+        let is_noted = |other: &PackedVm| {
             let meta = other.meta();
             meta.namespace == vm.metadata.namespace && meta.uid.is_some() && meta.uid.as_deref() == note
         };
-        let noted = self.vms.get()?.state().iter().find(is_noted)?.read().ok()?;
+        let noted = self.vms.get()?.find(is_noted)?.read().ok()?;
         let mut known = noted.status.iter().flat_map(|status| &status.claims);
         // Its status may not have it yet.
         let uses = !known.any(|known| known.unused && known.uid.as_ref() == Some(&claim.uid));
@@ -94,10 +101,10 @@ impl Children {
         let (false, Some(vms)) = (lost.is_empty(), self.vms.get()) else { return Vec::new() };
         let namespace = place_of(vm).0;
         let exists = |name: &str| {
-            let mut vms = vms.state().into_iter();
-            vms.any(|other| {
+            let is_it = |other: &PackedVm| {
                 other.meta().namespace == vm.metadata.namespace && other.meta().name.as_deref() == Some(name)
-            })
+            };
+            vms.find(is_it).is_some()
         };
         let objects = lock(&self.objects);
         let elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace && !place.1.is_empty());

@@ -11,7 +11,11 @@ use std::{
     time::Instant,
 };
 
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, OwnerReference},
+    jiff::Timestamp,
+};
 use kube::{
     Resource,
     api::{ApiResource, DynamicObject, ObjectMeta},
@@ -29,7 +33,7 @@ use crate::{
     object::{APP_NAME, BELONGS_TO_ANNOTATION, INSTANCE_LABEL, ObjectKey, belongs_to, ephemeral_claim, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{
-        self, OBJECT_MANAGER, Writer,
+        self, OBJECT_MANAGER, STATUS_MANAGER, Writer,
         origin::{Entry, Origin, has_name, has_owner, origin},
     },
     process::lock,
@@ -262,6 +266,8 @@ pub struct PackedVm {
     pub arrived: Instant,
     /// Hashes of the Pods and claims that it uses, as its status says. `None`: it was not read yet.
     used: Option<Box<[u64]>>,
+    /// Which fields of the status the manager has applied. It is most of what is kept of `managedFields`, and the same for most VMs.
+    applied: Option<Arc<str>>,
     text: Box<str>,
 }
 
@@ -270,6 +276,13 @@ fn used(status: &VirtualMachineStatus) -> impl Iterator<Item = &str> {
     let pods = [&status.pod_uid, &status.reporter_uid].into_iter().flatten().map(String::as_str);
     let claims = status.claims.iter().filter(|claim| !claim.unused);
     pods.chain(claims.flat_map(|claim| std::iter::once(claim.name.as_str()).chain(claim.uid.as_deref())))
+}
+
+/// The field set of the status that the manager has applied.
+fn applied_fields(vm: &mut ObjectMeta) -> Option<&mut Option<FieldsV1>> {
+    let mut entries = vm.managed_fields.iter_mut().flatten();
+    let entry = entries.find(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER))?;
+    Some(&mut entry.fields_v1)
 }
 
 /// The same in each process. What has the same hash is compared itself.
@@ -282,7 +295,7 @@ fn hash(text: &str) -> u64 {
 impl From<VirtualMachine> for PackedVm {
     /// Keeps what decisions need ([`ownership::trim`]).
     fn from(vm: VirtualMachine) -> Self {
-        Self::trimmed(vm, None)
+        Self::trimmed(vm, None, &Shapes::default())
     }
 }
 
@@ -291,14 +304,14 @@ impl PackedVm {
     ///
     /// # Errors
     /// As [`PackedVm::read`].
-    pub fn trim(&self) -> Result<Self, serde_json::Error> {
+    pub fn trim(&self, shapes: &Shapes) -> Result<Self, serde_json::Error> {
         let vm = self.read()?;
         let is_invalid = vm.spec.invalid.is_some();
-        Ok(Self::trimmed(vm, is_invalid.then(|| stored::spec_text(&self.text)).flatten()))
+        Ok(Self::trimmed(vm, is_invalid.then(|| stored::spec_text(&self.text)).flatten(), shapes))
     }
 
     /// With `spec` instead of the VM's own, if there is one.
-    fn trimmed(mut vm: VirtualMachine, spec: Option<&RawValue>) -> Self {
+    fn trimmed(mut vm: VirtualMachine, spec: Option<&RawValue>, shapes: &Shapes) -> Self {
         #[derive(Serialize)]
         struct Text<'a, T> {
             metadata: &'a ObjectMeta,
@@ -306,6 +319,8 @@ impl PackedVm {
             status: &'a Option<VirtualMachineStatus>,
         }
         ownership::trim(&mut vm);
+        let fields = applied_fields(&mut vm.metadata).and_then(Option::take);
+        let applied = fields.map(|fields| shapes.keep(&fields.0.to_string(), &[]));
         let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
         let VirtualMachine { metadata, status, .. } = &vm;
@@ -316,7 +331,8 @@ impl PackedVm {
         let summary = VmSummary::of(&vm);
         let used = vm.status.iter().flat_map(used).map(hash).collect();
         // It was read from JSON, so it can be written.
-        Self { meta, summary, arrived: Instant::now(), used: Some(used), text: text.unwrap_or_default().into() }
+        let text = text.unwrap_or_default().into();
+        Self { meta, summary, arrived: Instant::now(), used: Some(used), applied, text }
     }
 
     /// Whether the VM may use the Pod or claim with this UID, or the claim of this name, as its status says. Most VMs need not be read to find the
@@ -343,7 +359,13 @@ impl PackedVm {
     /// # Errors
     /// If it has no name.
     pub fn read(&self) -> Result<VirtualMachine, serde_json::Error> {
-        stored::read(&self.text)
+        let mut vm = stored::read(&self.text)?;
+        if let Some(applied) = &self.applied
+            && let Some(fields) = applied_fields(&mut vm.metadata)
+        {
+            *fields = serde_json::from_str(applied).ok();
+        }
+        Ok(vm)
     }
 }
 
@@ -376,7 +398,7 @@ impl<'de> Deserialize<'de> for PackedVm {
             resource_version: text_of(metadata.resource_version),
             ..ObjectMeta::default()
         };
-        Ok(Self { meta, summary: VmSummary::default(), arrived: Instant::now(), used: None, text })
+        Ok(Self { meta, summary: VmSummary::default(), arrived: Instant::now(), used: None, applied: None, text })
     }
 }
 
@@ -632,7 +654,10 @@ mod tests {
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
             "metadata": {
                 "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3,
-                "managedFields": [{ "manager": "me", "fieldsV1": { "f:spec": {} } }],
+                "managedFields": [
+                    { "manager": "me", "fieldsV1": { "f:spec": {} } },
+                    { "manager": STATUS_MANAGER, "operation": "Apply", "subresource": "status", "fieldsV1": { "f:status": { "f:phase": {} } } },
+                ],
             },
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
@@ -640,11 +665,16 @@ mod tests {
         let received: PackedVm = serde_json::from_value(json!(vm)).unwrap();
         let mut trimmed = vm.clone();
         ownership::trim(&mut trimmed);
-        for (packed, vm) in [(PackedVm::from(vm.clone()), trimmed), (received, vm)] {
+        for (packed, vm) in [(PackedVm::from(vm.clone()), trimmed), (received, vm.clone())] {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
             assert_eq!(json!(packed.read().unwrap()), json!(vm));
         }
+        // What the manager has applied is kept once for all VMs.
+        let shapes = Shapes::default();
+        let kept = [(); 2].map(|()| serde_json::from_value::<PackedVm>(json!(vm)).unwrap().trim(&shapes).unwrap());
+        let [one, other] = kept.map(|it| (it.text.contains("f:phase"), it.applied.unwrap()));
+        assert!(!one.0 && !other.0 && Arc::ptr_eq(&one.1, &other.1));
     }
 
     #[test]
@@ -656,7 +686,7 @@ mod tests {
             "status": { "podUid": "pod-1", "reporterUid": "pod-2", "claims": [claim("data", false), claim("old", true)] },
         });
         let received: PackedVm = serde_json::from_value(vm).unwrap();
-        let kept = received.trim().unwrap();
+        let kept = received.trim(&Shapes::default()).unwrap();
         for used in ["pod-1", "pod-2", "data", "data-uid"] {
             assert!(received.may_use(used) && kept.may_use(used), "{used}");
         }
@@ -672,7 +702,7 @@ mod tests {
         let spec = json!({ "vm": { "maximumCpus": "many", "state": "Running" }, "unknown": { "a": [1.0] } });
         let vm = json!({ "metadata": { "name": "pear", "managedFields": [{ "manager": "me", "fieldsV1": { "f:spec": {} } }] }, "spec": spec });
         let arrived: PackedVm = serde_json::from_value(vm).unwrap();
-        let kept = arrived.trim().unwrap();
+        let kept = arrived.trim(&Shapes::default()).unwrap();
         assert_eq!(
             kept.text.as_ref(),
             format!(

@@ -25,7 +25,7 @@ use crate::{
     api::{Reason, VirtualMachine, reasons},
     cluster::{
         list_watch::{self, list_watch},
-        packed::PackedVm,
+        packed::{PackedVm, Shapes},
     },
     events::EventRecorder,
     metrics::Metrics,
@@ -129,6 +129,8 @@ struct Reader<T> {
     /// Whether all VMs have been listed once.
     is_listed: bool,
     repeats: RepeatFilter,
+    /// The field sets that VMs have in common.
+    shapes: Shapes,
 }
 
 impl<T: FnMut(&PackedVm, &serde_json::Error)> Reader<T> {
@@ -142,6 +144,7 @@ impl<T: FnMut(&PackedVm, &serde_json::Error)> Reader<T> {
             listed: 0,
             is_listed: false,
             repeats: RepeatFilter::default(),
+            shapes: Shapes::default(),
         }
     }
 
@@ -192,7 +195,7 @@ impl<T: FnMut(&PackedVm, &serde_json::Error)> Reader<T> {
     /// The part of a VM that is kept, if it can be read. Reports it otherwise.
     fn read(&mut self, vm: &PackedVm) -> Option<PackedVm> {
         let name = vm.full_name();
-        match vm.trim() {
+        match vm.trim(&self.shapes) {
             Ok(read) => {
                 self.unreadable.remove(&name);
                 Some(read)

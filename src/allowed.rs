@@ -453,6 +453,7 @@ impl Check<'_> {
             paused: _,
             on_panic: _,
             watchdog: _,
+            hardware: _,
         } = machine;
         self.legacy_text("spec.vm.cpuModel", Some(cpu_model), true);
         self.networks(networks);

@@ -496,6 +496,10 @@ pub struct Machine {
     /// `onPanic`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
+    /// `latest`: from its next start on, the guest finds its devices arranged as those of a new VM (`status.identity.hardware`). Without it the guest
+    /// keeps what it found at its first start. An arrangement stays when this is taken out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<HardwareWish>,
 }
 
 impl Machine {
@@ -549,6 +553,14 @@ pub enum WatchdogAction {
     Pause,
     /// The guest goes on, and the log of the runner says it.
     None,
+}
+
+/// Which arrangement of its devices a VM asks for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum HardwareWish {
+    /// The newest one that its runner knows.
+    Latest,
 }
 
 /// Whether a VM should run.

@@ -136,7 +136,8 @@ pub struct VmSection {
     /// data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
-    /// How the devices are arranged: `root-ports`, `standard` or `legacy`. Default: `root-ports` at the first start, kept in the data directory.
+    /// How the devices are arranged: `multi-queue`, `root-ports`, `standard` or `legacy`; `latest`: the first of these, from this start on. Default:
+    /// `multi-queue` at the first start, kept in the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
     /// Whether the VM has a TPM 2.0. Default: false.
@@ -483,6 +484,9 @@ pub struct VncSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<String>,
 }
+
+/// The value of [`VmSection::hardware`] for the newest arrangement that the runner knows.
+pub const LATEST_HARDWARE: &str = "latest";
 
 /// The first `bytes` bytes of a SHA-256 digest, in hexadecimal digits.
 pub fn digest(content: impl AsRef<[u8]>, bytes: usize) -> String {

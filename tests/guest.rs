@@ -8,6 +8,8 @@
 mod agents;
 #[path = "guest/faults.rs"]
 mod faults;
+#[path = "guest/generations.rs"]
+mod generations;
 #[path = "guest/measures.rs"]
 mod measures;
 #[path = "guest/orders.rs"]

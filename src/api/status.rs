@@ -398,7 +398,7 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
     pub machine_type: Option<String>,
-    /// How the devices are arranged: `root-ports`, `standard` (as before there were root ports) or `legacy` (as the VM-Operator in Java does).
+    /// How the devices are arranged: `multi-queue`, `root-ports` (as before disks had several queues), `standard` (as before there were root ports) or `legacy` (as the VM-Operator in Java does).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
     pub hardware: Option<String>,

@@ -203,6 +203,7 @@ impl Export<'_> {
             paused: _,
             on_panic,
             watchdog,
+            hardware: _,
         } = machine;
         let mut domain = json!({
             "cpu": self.cpu(machine, cpu_model),

@@ -6,9 +6,10 @@ use kube::ResourceExt;
 
 use super::networks;
 use crate::{
-    api::{Cdrom, CpuTopology, VirtualMachine, cd::Cd, status::Identity},
+    api::{Cdrom, CpuTopology, HardwareWish, VirtualMachine, cd::Cd, status::Identity},
     runner_config::{
-        CloudInitSection, DisplaySection, Drive, RunnerConfig, SpiceSection, VmSection, VncSection, paths,
+        CloudInitSection, DisplaySection, Drive, LATEST_HARDWARE, RunnerConfig, SpiceSection, VmSection, VncSection,
+        paths,
     },
 };
 
@@ -47,7 +48,10 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         name: vm.name_any(),
         uuid: machine.machine_uuid.clone().or_else(|| identity?.uuid.clone()),
         machine_type: identity.and_then(|identity| identity.machine_type.clone()),
-        hardware: identity.and_then(|identity| identity.hardware.clone()),
+        hardware: match machine.hardware {
+            Some(HardwareWish::Latest) => Some(LATEST_HARDWARE.into()),
+            None => identity.and_then(|identity| identity.hardware.clone()),
+        },
         use_tpm: machine.use_tpm,
         firmware: machine.firmware,
         boot_menu: machine.boot_menu,

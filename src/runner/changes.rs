@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     cd::{Answer, Medium},
+    command::Hardware,
     config::{Configuration, Password},
     device::DeviceId,
     qmp::CpuSlot,
@@ -15,7 +16,7 @@ use super::{
 use crate::{
     api::{Firmware, PendingChange, Subject},
     runner_config::{
-        VmSection,
+        LATEST_HARDWARE, VmSection,
         at_start::{AtStart, at_start},
     },
 };
@@ -470,7 +471,9 @@ fn with_identity(vm: &VmSection, machine: &MachineState) -> VmSection {
     // A VM without an identity in the configuration has chosen its own. It is no change if the configuration contains it later.
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
-    vm.hardware.get_or_insert_with(|| machine.hardware.clone());
+    // What the VM asks for, it has already.
+    let has_latest = vm.hardware.as_deref() == Some(LATEST_HARDWARE) && machine.hardware == Hardware::default().name();
+    vm.hardware = vm.hardware.filter(|_| !has_latest).or_else(|| Some(machine.hardware.clone()));
     let own: BTreeMap<u32, &String> = machine.interfaces().map(|(slot, _, mac)| (slot, mac)).collect();
     for (index, network) in vm.network.iter_mut().enumerate() {
         if let Some(mac) =

@@ -109,6 +109,8 @@ pub struct Prepared {
     pub display_password: bool,
     /// Whether a disk without a serial number has its name as one.
     pub names_disks: bool,
+    /// The ID of the VM's generation, if the guest has a device for that.
+    pub generation_id: Option<String>,
     /// The base of the real-time clock, if it is the time of a zone: that time now.
     pub rtc_base: Option<String>,
 }
@@ -146,6 +148,8 @@ struct Context<'a> {
     shared_slots: bool,
     /// The interface of the TPM.
     tpm_device: &'static str,
+    /// The threads of QEMU that serve the disks; the first serves the cloud-init disk, too.
+    io_threads: Vec<String>,
     disks: Vec<DiskContext<'a>>,
     cds: Vec<CdContext<'a>>,
     cloud_init_disk: Option<&'a str>,
@@ -165,8 +169,12 @@ struct MachineContext<'a> {
     memory: u64,
     /// The memory with all that can be plugged while the guest runs. `None`: none can be.
     memory_limit: Option<u64>,
-    /// Whether another program accesses the guest's memory.
+    /// The name of the memory in QEMU, if it is a file that other programs can map. `None`: QEMU's default.
+    shared_memory: Option<&'static str>,
+    /// Whether another program can access the guest's memory.
     shares_memory: bool,
+    /// The ID of the VM's generation, which is another one after the VM was brought back to an earlier state. `None`: the guest has no such device.
+    generation_id: Option<&'a str>,
     /// Whether the runner must hear of panics.
     reports_panics: bool,
     /// What QEMU itself does when the watchdog is not fed. `None`: there is none.
@@ -191,6 +199,10 @@ struct DiskContext<'a> {
     address: String,
     /// The serial number that the guest sees.
     serial: Option<String>,
+    /// The number of its queues. `None`: QEMU's default.
+    queues: Option<u32>,
+    /// The thread of QEMU that serves it.
+    io_thread: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -332,12 +344,13 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
         slots: Slots::of(hardware, addresses.networks, disk_slots),
-        root_ports: if hardware == Hardware::RootPorts { root_ports() } else { Vec::new() },
+        root_ports: root_ports(hardware),
         shared_slots: hardware != Hardware::Legacy,
         tpm_device: match hardware {
-            Hardware::RootPorts | Hardware::Standard => "tpm-crb",
+            Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => "tpm-crb",
             Hardware::Legacy => "tpm-tis",
         },
+        io_threads: hardware.io_threads(disks.len()),
         disks,
         cds,
         cloud_init_disk: prepared.cloud_init_disk.as_deref(),
@@ -349,6 +362,10 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
 }
 
 fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineContext<'a> {
+    let has_vhost_user = matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm);
+    // QEMU compares the names of a VM that is handed over to another QEMU.
+    let shared_memory =
+        if prepared.hardware.is_multi_queue() { Some("pc.ram") } else { has_vhost_user.then_some("memory") };
     MachineContext {
         type_: &prepared.machine_type,
         accelerator: prepared.accelerator,
@@ -359,7 +376,9 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
         reports_panics: vm.on_panic.is_some(),
         watchdog: Reactions::of(vm).watchdog().map(Reaction::by_qemu),
         memory_limit: memory_limit(prepared.hardware, vm.maximum_ram.bytes()),
-        shares_memory: matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm),
+        shared_memory,
+        shares_memory: shared_memory.is_some(),
+        generation_id: prepared.generation_id.as_deref(),
     }
 }
 
@@ -481,6 +500,7 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
     check_slots("disk", vm.disks().map(|(slot, _)| slot), DISK_ADDRESSES)?;
     check_slots("CD drive", vm.cds().map(|(slot, _)| slot), CD_PORTS)?;
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
+    let io_threads = addresses.hardware.io_threads(vm.disks().count());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
     let has_boot_order = drives.iter().any(|drive| match drive {
@@ -495,6 +515,7 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
             Drive::Raw { resource, bootindex, serial, .. } | Drive::Qcow2 { resource, bootindex, serial, .. } => {
                 let at = disks.len();
                 let slot = drive.slot(at);
+                let io_thread = io_threads.get(at % io_threads.len()).cloned().unwrap_or_default();
                 disks.push(DiskContext {
                     id: DeviceId::Disk(slot),
                     path: resource,
@@ -503,6 +524,8 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
                     bootindex: bootindex.or(by_place),
                     address: addresses.disk(as_index(slot)),
                     serial: serial.clone().or_else(|| names_disks.then(|| default_serial(resource)).flatten()),
+                    queues: addresses.hardware.disk_queues(vm.maximum_cpus),
+                    io_thread,
                 });
             }
             Drive::IdeCd { bootindex, .. } => {
@@ -578,7 +601,7 @@ fn network_context<'a>(
 /// network has, which follows from its slot.
 pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<String> {
     let default = |index, attempt| match hardware {
-        Hardware::RootPorts | Hardware::Standard => derived_mac(uuid, index, attempt),
+        Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => derived_mac(uuid, index, attempt),
         Hardware::Legacy => qemus_mac(attempt),
     };
     let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();

@@ -1,7 +1,7 @@
 //! Prepares the files that QEMU needs at its start: the VM's identity, the firmware variables, the disks, the QEMU template.
 //!
 //! The VM's own data is in the data directory, which outlives the Pod: `uuid.txt`, `machine-type`, `fw-vars.fd` (the UEFI variables; `fw-vars.kind` says for which firmware),
-//! `hardware` and `disk-serials` (what the guest must find at each start), `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
+//! `hardware`, `disk-serials` and `generation-id` (what the guest must find at each start), `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
 //!
 //! A VM that the VM-Operator in Java created has `uuid.txt` and `fw-vars.fd` in the same places, its TPM's state in the directory itself,
 //! and always a copy of its QEMU template, `VM.ftl.yaml`. The runner uses these files where they are, so that both runners can use the
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     api,
-    runner_config::{Drive, RunnerConfig, VmSection, paths},
+    runner_config::{Drive, LATEST_HARDWARE, RunnerConfig, VmSection, paths},
 };
 
 /// The directory of custom QEMU templates in the runner's image.
@@ -42,6 +42,8 @@ const OVMF: [&str; 3] = ["/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/
 const HARDWARE: &str = "hardware";
 /// The file in the data directory that says that disks have their names as serial numbers.
 const SERIALS: &str = "disk-serials";
+/// The file in the data directory with the ID of the VM's generation.
+const GENERATION: &str = "generation-id";
 /// The file in the data directory in which the VM-Operator in Java keeps the QEMU template of the last start.
 const LEGACY_TEMPLATE: &str = "VM.ftl.yaml";
 /// The file in the data directory with QEMU's machine type.
@@ -113,6 +115,15 @@ pub enum Error {
         /// The path of the disk.
         path: String,
     },
+    /// A later release has started the VM.
+    #[error(
+        "the VM's hardware generation is {name:?}, which this runner does not know: a later release has started the VM, and its guest must find \
+         the same hardware again; start it with that release"
+    )]
+    UnknownHardware {
+        /// The generation.
+        name: String,
+    },
     /// A text that QEMU would misunderstand.
     #[error("{value:?} can't be QEMU's {what}; correct the VM's status.identity, or the file in the VM's data")]
     Identity {
@@ -161,6 +172,9 @@ pub async fn prepare(
     // Before the hardware and the machine type are written.
     let names_disks = names_disks(vm, data, purpose)?;
     let hardware = hardware(vm, data, purpose)?;
+    // The arrangement that a VM asks for can be newer than its first start.
+    let names_disks = names_disks || hardware.is_multi_queue();
+    let generation_id = hardware.is_multi_queue().then(|| generation_id(data, purpose)).transpose()?;
     Ok(Prepared {
         hardware,
         machine_type: machine_type(vm.machine_type.as_deref(), data, qemu, purpose).await?,
@@ -173,6 +187,7 @@ pub async fn prepare(
         pod_network,
         display_password: password.is_some(),
         names_disks,
+        generation_id,
         rtc_base: clock_zone::base(vm, SystemTime::now())?,
     })
 }
@@ -213,9 +228,7 @@ fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {
 /// The UUID in the configuration, or the one in the data directory, which is generated at the first start.
 fn uuid(configured: Option<&str>, data: &Path, purpose: Purpose) -> Result<String, Error> {
     let uuid = kept_uuid(configured, data, purpose)?;
-    // As QEMU reads it: 32 digits in groups.
-    let lengths: Vec<usize> = uuid.split('-').map(str::len).collect();
-    if lengths != [8, 4, 4, 4, 12] || !uuid.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
+    if !is_uuid(&uuid) {
         return Err(Error::Identity { what: "UUID", value: uuid });
     }
     Ok(uuid)
@@ -234,19 +247,44 @@ fn kept_uuid(configured: Option<&str>, data: &Path, purpose: Purpose) -> Result<
     Ok(uuid)
 }
 
-/// The arrangement of the guest's devices. It is decided at the first start of this runner, and stays.
-fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, FileAccessError> {
+/// The ID of the VM's generation, which is made at the first start and kept in the data directory.
+fn generation_id(data: &Path, purpose: Purpose) -> Result<String, Error> {
+    let path = data.join(GENERATION);
+    if let Some(id) = read_optional_text(&path)?.filter(|id| is_uuid(id)) {
+        return Ok(id);
+    }
+    let id = random_uuid()?;
+    purpose.write(&path, id.as_bytes())?;
+    Ok(id)
+}
+
+/// Whether QEMU reads it as a UUID: 32 digits in groups.
+fn is_uuid(text: &str) -> bool {
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    lengths == [8, 4, 4, 4, 12] && text.chars().all(|c| c.is_ascii_hexdigit() || c == '-')
+}
+
+/// The arrangement of the guest's devices. It is decided at the first start of this runner, and stays, unless the VM asks for the newest one.
+fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, Error> {
     let path = data.join(HARDWARE);
     let kept = read_optional_text(&path)?;
-    if let Some(hardware) = kept.as_deref().or(vm.hardware.as_deref()).and_then(Hardware::from_name) {
-        return Ok(hardware);
+    if vm.hardware.as_deref() == Some(LATEST_HARDWARE) {
+        let newest = Hardware::default();
+        if kept.as_deref() != Some(newest.name()) {
+            purpose.write(&path, newest.name().as_bytes())?;
+        }
+        return Ok(newest);
+    }
+    let known = |name: &str| Hardware::from_name(name).ok_or_else(|| Error::UnknownHardware { name: name.into() });
+    if let Some(name) = kept.as_deref().or(vm.hardware.as_deref()) {
+        return known(name);
     }
     let has_machine_type = vm.machine_type.is_some() || data.join(MACHINE_TYPE).exists();
     let hardware = match () {
         // It was started before there were other arrangements.
-        () if kept.is_some() || has_machine_type => return Ok(Hardware::Standard),
+        () if has_machine_type => return Ok(Hardware::Standard),
         () if data.join(LEGACY_TEMPLATE).exists() => Hardware::Legacy,
-        () => Hardware::RootPorts,
+        () => Hardware::default(),
     };
     purpose.write(&path, hardware.name().as_bytes())?;
     Ok(hardware)

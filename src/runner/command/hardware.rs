@@ -7,9 +7,12 @@ use serde_json::json;
 
 use crate::{api::network::MOST_NETWORKS, runner_config::VmSection};
 
-/// The ports for devices that are plugged while the guest runs, and their PCI slot.
-const ROOT_PORTS: usize = 8;
+/// The first PCI slot of the ports for devices that are plugged while the guest runs.
 const ROOT_PORT_SLOT: usize = 0x15;
+/// The most queues of a disk. Linux uses one for each CPU.
+const MOST_QUEUES: u32 = 16;
+/// The most threads of QEMU that serve the disks of a VM.
+const IO_THREADS: usize = 4;
 /// The first PCI slot of networks.
 const NETWORK_SLOT: usize = 0x10;
 /// The first PCI slot of disks.
@@ -29,9 +32,12 @@ const LEGACY_SLOT: usize = 7;
 /// How the guest's devices are arranged, which a guest must find unchanged at each start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hardware {
+    /// As [`Hardware::RootPorts`], with disks that have a queue for each CPU and their names as serial numbers, twice as many ports, an ID of
+    /// the VM's generation, and memory that has the same name in QEMU in each VM.
+    #[default]
+    MultiQueue,
     /// As [`Hardware::Standard`], with ports into which devices can be plugged while the guest runs. PCI Express allows that nowhere else, and
     /// a guest that starts without ports never gets them: they would be new hardware for it.
-    #[default]
     RootPorts,
     /// Every kind of device has slots of its own, so that a new disk moves no network card.
     Standard,
@@ -44,6 +50,7 @@ impl Hardware {
     /// The name in the data directory and in the VM's status.
     pub fn name(self) -> &'static str {
         match self {
+            Self::MultiQueue => "multi-queue",
             Self::RootPorts => "root-ports",
             Self::Standard => "standard",
             Self::Legacy => "legacy",
@@ -52,7 +59,37 @@ impl Hardware {
 
     /// The arrangement with this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::RootPorts, Self::Standard, Self::Legacy].into_iter().find(|hardware| hardware.name() == name)
+        [Self::MultiQueue, Self::RootPorts, Self::Standard, Self::Legacy].into_iter().find(|it| it.name() == name)
+    }
+
+    /// The number of ports into which devices can be plugged.
+    fn root_ports(self) -> usize {
+        match self {
+            Self::MultiQueue => 16,
+            Self::RootPorts => 8,
+            Self::Standard | Self::Legacy => 0,
+        }
+    }
+
+    /// Whether the guest has what only [`Hardware::MultiQueue`] gives it.
+    pub fn is_multi_queue(self) -> bool {
+        match self {
+            Self::MultiQueue => true,
+            Self::RootPorts | Self::Standard | Self::Legacy => false,
+        }
+    }
+
+    /// The number of queues of each disk, if it is not QEMU's choice, which follows from the CPUs with which QEMU starts: one.
+    pub(super) fn disk_queues(self, cpus: u32) -> Option<u32> {
+        self.is_multi_queue().then_some(cpus.clamp(1, MOST_QUEUES))
+    }
+
+    /// The threads of QEMU that serve that many disks. The guest does not notice them.
+    pub(super) fn io_threads(self, disks: usize) -> Vec<String> {
+        match self {
+            Self::MultiQueue => (0..disks.clamp(1, IO_THREADS)).map(|number| format!("io{number}")).collect(),
+            Self::RootPorts | Self::Standard | Self::Legacy => vec!["io".into()],
+        }
     }
 }
 
@@ -71,7 +108,7 @@ pub(super) struct Slots {
 impl Slots {
     pub(super) fn of(hardware: Hardware, networks: usize, disks: usize) -> Self {
         let [video, usb, ports, balloon, entropy, sound, cloud_init] = match hardware {
-            Hardware::RootPorts | Hardware::Standard => [1, 2, 3, 4, 5, 6, 0x14],
+            Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => [1, 2, 3, 4, 5, 6, 0x14],
             Hardware::Legacy => {
                 // QEMU gave a VM without networks a network card in slot 1.
                 let [video, usb, ports, balloon, entropy, sound] =
@@ -91,12 +128,15 @@ pub(super) struct RootPort {
     /// Its number among the guest's slots, from 1.
     number: usize,
     address: String,
+    /// The bytes of I/O ports that the firmware keeps free for the device in it. `None`: as many as it likes, which are 4096, and more than ten times
+    /// that there are not. The devices that can be plugged need none.
+    io_reserve: Option<u32>,
 }
 
 impl RootPort {
     /// The arguments that make it.
     pub(super) fn arguments(&self) -> [String; 2] {
-        let Self { id, number, address } = self;
+        let Self { id, number, address, io_reserve: _ } = self;
         let device = json!({
             "driver": "pcie-root-port", "id": id, "bus": "pcie.0", "addr": address, "multifunction": true, "chassis": number, "slot": number,
         });
@@ -104,13 +144,14 @@ impl RootPort {
     }
 }
 
-pub(super) fn root_ports() -> Vec<RootPort> {
+pub(super) fn root_ports(hardware: Hardware) -> Vec<RootPort> {
     let port = |index: usize| RootPort {
         id: format!("root-port{index}"),
         number: index + 1,
         address: address(ROOT_PORT_SLOT, index),
+        io_reserve: hardware.is_multi_queue().then_some(0),
     };
-    (0..ROOT_PORTS).map(port).collect()
+    (0..hardware.root_ports()).map(port).collect()
 }
 
 /// In each PCI slot in which networks or disks have functions, but not the first one, a port without a device has it: guests look for further functions
@@ -120,6 +161,7 @@ pub(super) fn fillers(vm: &VmSection) -> Vec<RootPort> {
         id,
         number: number + slot,
         address: address(first, slot),
+        io_reserve: None,
     };
     let networks = without_first(vm.network_slots());
     let networks = networks.into_iter().map(|slot| filler(format!("filler{slot}"), FILLER_NUMBER, NETWORK_SLOT, slot));
@@ -137,7 +179,7 @@ fn without_first(slots: impl Iterator<Item = u32>) -> BTreeSet<usize> {
 
 /// Twice the memory, if the VM has at least [`MEMORY_SLOTS_FROM`] and at most [`MEMORY_SLOTS_TO`] bytes.
 pub(super) fn memory_limit(hardware: Hardware, memory: u64) -> Option<u64> {
-    (hardware == Hardware::RootPorts && (MEMORY_SLOTS_FROM..=MEMORY_SLOTS_TO).contains(&memory)).then_some(2 * memory)
+    (hardware.root_ports() > 0 && (MEMORY_SLOTS_FROM..=MEMORY_SLOTS_TO).contains(&memory)).then_some(2 * memory)
 }
 
 /// The PCI addresses of networks and disks.
@@ -150,14 +192,14 @@ pub(super) struct Addresses {
 impl Addresses {
     pub(super) fn network(self, index: usize) -> String {
         match self.hardware {
-            Hardware::RootPorts | Hardware::Standard => address(NETWORK_SLOT, index),
+            Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => address(NETWORK_SLOT, index),
             Hardware::Legacy => format!("{:x}.0", LEGACY_SLOT + index),
         }
     }
 
     pub(super) fn disk(self, index: usize) -> String {
         match self.hardware {
-            Hardware::RootPorts | Hardware::Standard => address(DISK_SLOT, index),
+            Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => address(DISK_SLOT, index),
             Hardware::Legacy => format!("{:x}.0", legacy_disk_slot(self.networks, index)),
         }
     }

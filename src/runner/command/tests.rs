@@ -10,6 +10,7 @@ fn runtime() -> RuntimeDir {
 fn prepared() -> Prepared {
     Prepared {
         hardware: Hardware::Standard,
+        generation_id: None,
         machine_type: "pc-q35-7.2".into(),
         accelerator: "kvm",
         uuid: "b0e3a5a4-0000-4000-8000-3e1f6e1d0001".into(),
@@ -147,6 +148,41 @@ fn a_new_vm_can_get_devices_and_memory_while_it_runs() {
     for before in [Hardware::Standard, Hardware::Legacy] {
         let text = standard("    maximumRam: 4 GiB\n", &Prepared { hardware: before, ..prepared() });
         assert!(!text.contains("root-port") && !text.contains("maxmem"), "{text}");
+    }
+}
+
+#[test]
+fn a_disk_of_a_new_vm_has_a_queue_for_each_cpu() {
+    let with = |hardware: Hardware, cpus: u32, disks: usize| {
+        let new =
+            Prepared { hardware, generation_id: Some("c0ffee00-0000-4000-8000-000000000002".into()), ..prepared() };
+        let drives: String = (0..disks).map(|n| format!("    - {{ type: raw, resource: /dev/d{n} }}\n")).collect();
+        let text = standard(&format!("    maximumCpus: {cpus}\n    drives:\n{drives}"), &new);
+        let devices =
+            text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("-device ")?).ok());
+        let disks: Vec<Value> =
+            devices.filter(|it| it["id"].as_str().is_some_and(|id| id.starts_with("disk"))).collect();
+        let of = |field: &str| disks.iter().map(|disk| disk[field].clone()).collect::<Vec<_>>();
+        (serde_json::json!(of("num-queues")), serde_json::json!(of("iothread")), text)
+    };
+    let (queues, threads, text) = with(Hardware::MultiQueue, 4, 6);
+    assert_eq!(
+        (queues, threads),
+        (serde_json::json!([4, 4, 4, 4, 4, 4]), serde_json::json!(["io0", "io1", "io2", "io3", "io0", "io1"]))
+    );
+    assert_eq!(text.matches(r#""qom-type":"iothread""#).count(), 4, "{text}");
+    assert_eq!(with(Hardware::MultiQueue, 64, 1).0, serde_json::json!([16]));
+    assert_eq!(with(Hardware::MultiQueue, 1, 1).0, serde_json::json!([1]));
+    // What it has beside that.
+    let ports: Vec<&str> = text.lines().filter(|line| line.contains("pcie-root-port")).collect();
+    assert_eq!(ports.len(), 16, "{text}");
+    insta::assert_snapshot!(ports[15], @r#"-device {"addr":"16.7","bus":"pcie.0","chassis":16,"driver":"pcie-root-port","id":"root-port15","io-reserve":0,"multifunction":true,"slot":16}"#);
+    assert!(text.contains("memory-backend=pc.ram") && text.contains(r#""id":"pc.ram""#), "{text}");
+    assert!(text.contains(r#""driver":"vmgenid","guid":"c0ffee00-0000-4000-8000-000000000002""#), "{text}");
+    for before in [Hardware::RootPorts, Hardware::Standard, Hardware::Legacy] {
+        let (queues, threads, text) = with(before, 4, 2);
+        assert_eq!((queues, threads), (serde_json::json!([null, null]), serde_json::json!(["io", "io"])));
+        assert!(!text.contains("pc.ram") && !text.contains("io-reserve"), "{text}");
     }
 }
 

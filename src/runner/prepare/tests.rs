@@ -10,7 +10,7 @@ fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
 fn vm() -> VmSection {
     RunnerConfig::parse("/Runner: { namespace: n, vm: { name: v } }").unwrap().vm
 }
-fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
+fn hardware(data: &Path) -> Result<Hardware, Error> {
     super::hardware(&vm(), data, Purpose::Start)
 }
 fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firmware>, Error> {
@@ -65,26 +65,60 @@ fn a_vm_keeps_the_arrangement_of_its_first_start() {
     assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard, "its runner knew no root ports");
     // What the runner keeps is lost, and the VM's status has it.
     let lost = tempfile::tempdir().unwrap();
-    let of_status = |machine_type: &str, name: Option<&str>| {
+    let of_status_tried = |machine_type: &str, name: Option<&str>| {
         let vm = VmSection { machine_type: Some(machine_type.into()), hardware: name.map(str::to_owned), ..vm() };
-        super::hardware(&vm, lost.path(), Purpose::Start).unwrap()
+        super::hardware(&vm, lost.path(), Purpose::Start)
     };
+    let of_status = |machine_type: &str, name: Option<&str>| of_status_tried(machine_type, name).unwrap();
     assert_eq!(of_status("pc-q35-9.0", None), Hardware::Standard);
     assert_eq!(of_status("pc-q35-9.0", Some("root-ports")), Hardware::RootPorts);
-    assert_eq!(of_status("pc-q35-9.0", Some("from-the-future")), Hardware::Standard);
+    // Other hardware than a later release gave it would be worse than no start.
+    let error = of_status_tried("pc-q35-9.0", Some("from-the-future")).unwrap_err().to_string();
+    assert!(error.contains("hardware generation") && error.contains("from-the-future"), "{error}");
     assert_eq!(of_status("pc-q35-9.0", Some("legacy")), Hardware::Legacy);
+    assert_eq!(of_status("pc-q35-9.0", Some("multi-queue")), Hardware::MultiQueue);
 }
 
 #[test]
-fn a_new_vm_has_root_ports_even_if_the_vm_operator_runs_it_later() {
+fn a_vm_that_asks_for_the_newest_arrangement_has_it_from_then_on() {
+    let get = |data: &Path, name: Option<&str>, purpose| {
+        super::hardware(&VmSection { hardware: name.map(str::to_owned), ..vm() }, data, purpose).unwrap()
+    };
+    for before in ["root-ports", "standard", "legacy", ""] {
+        let data = tempfile::tempdir().unwrap();
+        fs::write(data.path().join(MACHINE_TYPE), "pc-q35-9.0").unwrap();
+        if !before.is_empty() {
+            fs::write(data.path().join(HARDWARE), before).unwrap();
+        }
+        // To look changes nothing.
+        assert_eq!(get(data.path(), Some(LATEST_HARDWARE), Purpose::Look), Hardware::MultiQueue);
+        assert_ne!(get(data.path(), Some("root-ports"), Purpose::Look), Hardware::MultiQueue, "{before}");
+        assert_eq!(get(data.path(), Some(LATEST_HARDWARE), Purpose::Start), Hardware::MultiQueue);
+        assert_eq!(get(data.path(), None, Purpose::Start), Hardware::MultiQueue, "it stays: {before}");
+    }
+}
+
+#[test]
+fn the_id_of_the_generation_stays() {
     let data = tempfile::tempdir().unwrap();
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
+    let id = generation_id(data.path(), Purpose::Start).unwrap();
+    assert!(is_uuid(&id), "{id}");
+    assert_eq!(generation_id(data.path(), Purpose::Start).unwrap(), id);
+    // QEMU would not start with what a broken write has left.
+    fs::write(data.path().join(GENERATION), "x,guid=auto").unwrap();
+    assert!(is_uuid(&generation_id(data.path(), Purpose::Start).unwrap()));
+}
+
+#[test]
+fn a_new_vm_keeps_its_hardware_even_if_the_vm_operator_runs_it_later() {
+    let data = tempfile::tempdir().unwrap();
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::MultiQueue);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
     fs::create_dir(data.path().join("tpm")).unwrap();
     for file in [MACHINE_TYPE, LEGACY_TEMPLATE, TPM_STATE, "tpm/tpm2-00.permall"] {
         fs::write(data.path().join(file), "pc-q35-9.0").unwrap();
     }
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::MultiQueue);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
 }
 

@@ -271,6 +271,19 @@ pub struct PackedVm {
     text: Box<str>,
 }
 
+/// Something that a VM can use: a Pod or a claim with this UID, or a claim of this name.
+pub struct Used<'a> {
+    name: &'a str,
+    hash: u64,
+}
+
+impl<'a> Used<'a> {
+    /// By its UID or name.
+    pub fn of(name: &'a str) -> Self {
+        Self { name, hash: hash(name) }
+    }
+}
+
 /// The UIDs of the VM's Pods, and the UIDs and names of the claims that it uses.
 fn used(status: &VirtualMachineStatus) -> impl Iterator<Item = &str> {
     let pods = [&status.pod_uid, &status.reporter_uid].into_iter().flatten().map(String::as_str);
@@ -335,12 +348,11 @@ impl PackedVm {
         Self { meta, summary, arrived: Instant::now(), used: Some(used), applied, text }
     }
 
-    /// Whether the VM may use the Pod or claim with this UID, or the claim of this name, as its status says. Most VMs need not be read to find the
-    /// one that does.
-    pub fn may_use(&self, uid_or_name: &str) -> bool {
+    /// Whether the VM may use this, as its status says. Most VMs need not be read to find the one that does.
+    pub fn may_use(&self, used: &Used<'_>) -> bool {
         match &self.used {
-            Some(used) => used.contains(&hash(uid_or_name)),
-            None => self.mentions(uid_or_name),
+            Some(hashes) => hashes.contains(&used.hash),
+            None => self.mentions(used.name),
         }
     }
 
@@ -688,12 +700,12 @@ mod tests {
         let received: PackedVm = serde_json::from_value(vm).unwrap();
         let kept = received.trim(&Shapes::default()).unwrap();
         for used in ["pod-1", "pod-2", "data", "data-uid"] {
-            assert!(received.may_use(used) && kept.may_use(used), "{used}");
+            assert!(received.may_use(&Used::of(used)) && kept.may_use(&Used::of(used)), "{used}");
         }
         // As long as it was not read, whatever occurs in it may be meant.
-        assert!(received.may_use("old") && !received.may_use("other"));
+        assert!(received.may_use(&Used::of("old")) && !received.may_use(&Used::of("other")));
         for other in ["old", "old-uid", "pear", "", "other"] {
-            assert!(!kept.may_use(other), "{other}");
+            assert!(!kept.may_use(&Used::of(other)), "{other}");
         }
     }
 

@@ -8,7 +8,7 @@ use super::{Children, place_of};
 use crate::{
     api::VirtualMachine,
     claims,
-    cluster::packed::{Packed, PackedVm},
+    cluster::packed::{Packed, PackedVm, Used},
     object::{VM_ANNOTATION, belongs_to},
     observed::{Claimant, Object, whose::is_named_by},
     process::lock,
@@ -42,9 +42,10 @@ impl Children {
         uid_or_name: &str,
         uses: impl Fn(&VirtualMachine) -> bool,
     ) -> Option<String> {
+        let used = Used::of(uid_or_name);
         let is_it = |other: &PackedVm| {
             let meta = other.meta();
-            other.may_use(uid_or_name)
+            other.may_use(&used)
                 && meta.namespace == vm.metadata.namespace
                 && meta.name != vm.metadata.name
                 && other.read().is_ok_and(|other| uses(&other))

@@ -465,9 +465,9 @@ async fn a_vm_whose_restored_disk_is_seen_late_gets_no_empty_one() {
 async fn vms_that_come_at_once_ask_for_their_claims_together() {
     let lagging = Lagging::new("lists").await;
     lagging.proxy.hold_watches(Some("/vms?"));
-    for number in 0..20 {
-        lagging.namespace.apply(&on_node(&format!("vm-{number}")).to_string());
-    }
+    // At once: while kubectl works, the proxy does not, and the manager would lose its lease.
+    let vms: Vec<Value> = (0..20).map(|number| on_node(&format!("vm-{number}"))).collect();
+    lagging.namespace.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": vms }).to_string());
     let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", lagging.namespace.name());
     let lists = || lagging.proxy.lists().get(&format!("GET {path}")).copied().unwrap_or_default();
     let before = lists();

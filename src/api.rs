@@ -496,7 +496,7 @@ pub struct Machine {
     /// `onPanic`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
-    /// `latest`: from its next start on, the guest finds its devices arranged as those of a new VM (`status.identity.hardware`). Without it the guest
+    /// `latest`: from its next start on, the guest finds its devices arranged in the newest way (`status.identity.hardware`). Without it the guest
     /// keeps what it found at its first start. An arrangement stays when this is taken out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<HardwareWish>,

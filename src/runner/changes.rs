@@ -472,7 +472,7 @@ fn with_identity(vm: &VmSection, machine: &MachineState) -> VmSection {
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
     // What the VM asks for, it has already.
-    let has_latest = vm.hardware.as_deref() == Some(LATEST_HARDWARE) && machine.hardware == Hardware::default().name();
+    let has_latest = vm.hardware.as_deref() == Some(LATEST_HARDWARE) && machine.hardware == Hardware::NEWEST.name();
     vm.hardware = vm.hardware.filter(|_| !has_latest).or_else(|| Some(machine.hardware.clone()));
     let own: BTreeMap<u32, &String> = machine.interfaces().map(|(slot, _, mac)| (slot, mac)).collect();
     for (index, network) in vm.network.iter_mut().enumerate() {

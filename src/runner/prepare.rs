@@ -269,7 +269,7 @@ fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, E
     let path = data.join(HARDWARE);
     let kept = read_optional_text(&path)?;
     if vm.hardware.as_deref() == Some(LATEST_HARDWARE) {
-        let newest = Hardware::default();
+        let newest = Hardware::NEWEST;
         if kept.as_deref() != Some(newest.name()) {
             purpose.write(&path, newest.name().as_bytes())?;
         }

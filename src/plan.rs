@@ -33,7 +33,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{PendingChange, VirtualMachine, status::Retry},
+    api::{self, PendingChange, VirtualMachine, status::Retry},
     claims,
     object::{
         AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
@@ -531,7 +531,7 @@ impl<'a> Planner<'a> {
     /// The object is created only when the Pods that other templates created are gone.
     fn wait_for_unrendered_pods(&mut self, object: &Rendered, pods: &[&Arc<Object>]) {
         for pod in pods {
-            pending::add(&mut self.plan.pending, [pending::created_after_pod(object, pod)]);
+            api::pending::add(&mut self.plan.pending, [pending::created_after_pod(object, pod)]);
             let wait = Wait::Gone(pod.key.clone());
             if !self.plan.waits.contains(&wait) {
                 self.plan.waits.push(wait);
@@ -718,7 +718,7 @@ impl<'a> Planner<'a> {
                         container: AGENT_NAME.into(),
                         image,
                     }));
-                    pending::add(&mut self.plan.pending, pending::changes(object, differences));
+                    api::pending::add(&mut self.plan.pending, pending::changes(object, differences));
                 }
                 metadata::patch(object, found).map(label)
             }

@@ -540,6 +540,11 @@ impl Drive {
         }
     }
 
+    /// What people call it: its name, or that of its volume or file; of a CD drive without a name its number among the CD drives, counted from 0.
+    pub fn label(&self, number: usize) -> String {
+        self.cd_name().or(self.volume()).or(self.resource()).map_or_else(|| number.to_string(), str::to_owned)
+    }
+
     /// A hash of what a CD drive holds: by it a drive without a name is found again when others were taken out.
     pub fn parameters(&self) -> String {
         digest(self.cd().unwrap_or_default(), 8)

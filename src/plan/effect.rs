@@ -9,7 +9,7 @@
 //! | any | has nothing | [`Class::Nothing`] |
 //!
 //! The running guest reads some of what is written (the runner's configuration, cloud-init data) only at its next start. The runner reports
-//! that, so it is derived here by the runner's own rule ([`at_start`]).
+//! that, so it is derived here by the runner's own rule ([`at_start::at_start`]).
 
 use kube::{ResourceExt, core::DynamicObject};
 use serde::Serialize;
@@ -22,7 +22,7 @@ use super::{
     plan,
 };
 use crate::{
-    api::{PendingChange, Reason, Subject, VirtualMachine},
+    api::{PendingChange, Reason, VirtualMachine},
     claims,
     object::{Lifetime, ObjectKey, Rendered},
     observed::{Json, Observed},
@@ -30,7 +30,7 @@ use crate::{
     power::Wanted,
     runner_config::{
         ConfigFile, RunnerConfig, VmSection,
-        at_start::{AtOnce, AtStart, at_once, at_start},
+        at_start::{self, AtOnce, differences},
     },
 };
 
@@ -316,7 +316,7 @@ impl Finder<'_> {
     fn note_cloud_init(&mut self, key: &ObjectKey) {
         let has_it = matches!(key.kind.as_str(), "ConfigMap" | "Secret");
         if has_it && key.name == self.input.vm.name_any() + CLOUD_INIT {
-            self.waits(cloud_init());
+            self.waits(at_start::cloud_init());
         }
     }
 
@@ -337,20 +337,10 @@ impl Finder<'_> {
     }
 
     fn waits(&mut self, change: PendingChange) {
-        if !self.effect.at_next_start.iter().any(|other| other.subject == change.subject) {
+        // Other cloud-init data may be in two objects.
+        if !self.effect.at_next_start.contains(&change) {
             self.effect.at_next_start.push(change);
         }
-    }
-}
-
-/// Other cloud-init data. They may contain secrets.
-fn cloud_init() -> PendingChange {
-    PendingChange {
-        path: "cloud-init".into(),
-        subject: Some(Subject::CloudInit),
-        current: None,
-        wanted: None,
-        reason: "the guest reads it when it boots".into(),
     }
 }
 
@@ -365,9 +355,6 @@ fn is_of_manager(change: &Difference) -> bool {
 fn is_managers_annotation(name: &str) -> bool {
     OF_WHOLE_OBJECT.contains(&name) || FOR_KUBELET.contains(&name)
 }
-
-/// A field's name, and its values now and afterwards.
-type NamedField = (String, Option<Value>, Option<Value>);
 
 #[derive(Default)]
 struct RunnerChanges {
@@ -386,24 +373,20 @@ fn of_runner(old: &RunnerConfig, new: &RunnerConfig) -> RunnerChanges {
     for (name, current, wanted) in differences(&old_fields, &new_fields) {
         match name.as_str() {
             "vm" => {}
-            "template" => changes.at_start.push(PendingChange {
-                path: "config.yaml/template".into(),
-                subject: Some(Subject::QemuTemplate),
-                current,
-                wanted,
-                reason: "QEMU reads it at its start".into(),
-            }),
-            "cloudInit" => changes.at_start.push(cloud_init()),
+            "template" => changes.at_start.push(at_start::template(current, wanted)),
+            "cloudInit" => changes.at_start.push(at_start::cloud_init()),
             _ => changes.live.push(FieldChange { path: format!("config.yaml/{name}"), current, wanted }),
         }
     }
     let (old, new) = with_one_identity(&old.vm, &new.vm);
-    changes.at_start.extend(at_start(&old, &new).into_iter().map(AtStart::pending));
-    changes.live.extend(at_once(&old, &new).into_iter().map(|AtOnce { path, current, wanted }| FieldChange {
-        path: format!("config.yaml/{path}"),
-        current,
-        wanted,
-    }));
+    changes.at_start.extend(at_start::at_start(&old, &new));
+    changes.live.extend(
+        at_start::at_once(&old, &new).into_iter().map(|AtOnce { path, current, wanted }| FieldChange {
+            path: format!("config.yaml/{path}"),
+            current,
+            wanted,
+        }),
+    );
     changes
 }
 
@@ -420,12 +403,6 @@ fn with_one_identity(old: &VmSection, new: &VmSection) -> (VmSection, VmSection)
         }
     }
     (old, new)
-}
-
-fn differences(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<NamedField> {
-    let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
-    let differing = names.filter(|name| old.get(*name) != new.get(*name));
-    differing.map(|name| (name.clone(), old.get(name).cloned(), new.get(name).cloned())).collect()
 }
 
 #[cfg(test)]

@@ -142,17 +142,6 @@ pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<Di
     found
 }
 
-/// Adds changes to a list so that no path is in it twice, because `status.pendingChanges` is a map by path. Changes of two objects, or of two
-/// items that a template renders with the same key, get numbers.
-pub fn add(list: &mut Vec<PendingChange>, changes: impl IntoIterator<Item = PendingChange>) {
-    for change in changes {
-        let is_free = |path: &String| list.iter().all(|other| other.path != *path);
-        let numbered = (2..).map(|number| format!("{}#{number}", change.path));
-        let path = std::iter::once(change.path.clone()).chain(numbered).find(is_free).unwrap_or_default();
-        list.push(PendingChange { path, ..change });
-    }
-}
-
 /// The object that is created when `pod`, which other templates created, is gone.
 pub fn created_after_pod(rendered: &Rendered, pod: &Object) -> PendingChange {
     PendingChange {
@@ -574,7 +563,7 @@ mod tests {
             reason: String::new(),
         });
         let mut list = Vec::new();
-        add(&mut list, changes);
+        crate::api::pending::add(&mut list, changes);
         let mut paths: Vec<&str> = list.iter().map(|change| change.path.trim_start_matches("spec.")).collect();
         paths.sort_unstable();
         let expected = [

@@ -15,10 +15,7 @@ use super::{
 };
 use crate::{
     api::{Firmware, PendingChange, Subject},
-    runner_config::{
-        LATEST_HARDWARE, VmSection,
-        at_start::{AtStart, at_start},
-    },
+    runner_config::{LATEST_HARDWARE, VmSection, at_start},
 };
 
 /// The part of the configuration that can change while QEMU runs.
@@ -76,7 +73,7 @@ impl From<&Configuration> for Desired {
                 .enumerate()
                 .map(|(number, (slot, drive))| WantedCd {
                     slot,
-                    drive: drive.cd_name().map_or_else(|| number.to_string(), str::to_owned),
+                    drive: drive.label(number),
                     text: drive.cd().unwrap_or_default().to_owned(),
                 })
                 .collect(),
@@ -421,7 +418,7 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
     let Some(started) = &machine.started_with else { return Vec::new() };
     let desired = StartedWith::from(configuration);
     let [current, wanted] = [&started.vm, &desired.vm].map(|vm| with_identity(vm, machine));
-    let mut pending: Vec<PendingChange> = at_start(&current, &wanted).into_iter().map(AtStart::pending).collect();
+    let mut pending = at_start::at_start(&current, &wanted);
     let wanted = desired.vm.powerdown_timeout;
     if let Some(longest) = started.longest_powerdown.filter(|longest| wanted > *longest) {
         pending.push(PendingChange {
@@ -444,23 +441,10 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
     }
     if started.template != desired.template {
         let text = |text: &Option<String>| text.clone().map(Value::String);
-        pending.push(PendingChange {
-            path: "config.yaml/template".into(),
-            subject: Some(Subject::QemuTemplate),
-            current: text(&started.template),
-            wanted: text(&desired.template),
-            reason: "QEMU reads it at its start".into(),
-        });
+        pending.push(at_start::template(text(&started.template), text(&desired.template)));
     }
     if started.cloud_init != desired.cloud_init {
-        pending.push(PendingChange {
-            path: "cloud-init".into(),
-            subject: Some(Subject::CloudInit),
-            // The data may contain secrets, and a hash would help to guess them.
-            current: None,
-            wanted: None,
-            reason: "the guest reads it when it boots".into(),
-        });
+        pending.push(at_start::cloud_init());
     }
     pending
 }

@@ -8,29 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::{Drive, NetworkSection, VmSection};
-use crate::api::{PendingChange, Subject};
-
-/// A difference that QEMU takes at its start.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AtStart {
-    /// What it is about.
-    pub subject: Subject,
-    /// The path in `config.yaml`, such as `vm.drives[data-disk]`.
-    pub path: String,
-    /// The value in the former configuration.
-    pub current: Option<Value>,
-    /// The value in the new one.
-    pub wanted: Option<Value>,
-}
-
-impl AtStart {
-    /// It as a change that waits.
-    pub fn pending(self) -> PendingChange {
-        let Self { subject, path, current, wanted } = self;
-        let reason = "QEMU reads it at its start".into();
-        PendingChange { path: format!("config.yaml/{path}"), subject: Some(subject), current, wanted, reason }
-    }
-}
+use crate::api::{PendingChange, Subject, pending};
 
 /// A difference that the running VM takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,21 +46,54 @@ pub fn at_once(current: &VmSection, wanted: &VmSection) -> Vec<AtOnce> {
 }
 
 /// What `wanted` has otherwise than `current` at QEMU's start.
-pub fn at_start(current: &VmSection, wanted: &VmSection) -> Vec<AtStart> {
-    let (fields, wanted_fields) = (fields(current), fields(wanted));
-    let names = fields.keys().chain(wanted_fields.keys().filter(|name| !fields.contains_key(*name)));
-    let of_fields = names.filter(|name| fields.get(*name) != wanted_fields.get(*name)).map(|name| AtStart {
-        subject: match name.as_str() {
+pub fn at_start(current: &VmSection, wanted: &VmSection) -> Vec<PendingChange> {
+    let of_fields = differences(&fields(current), &fields(wanted)).into_iter().map(|(name, current, wanted)| {
+        let path = format!("vm.{name}");
+        let subject = match name.as_str() {
             "maximumCpus" => Subject::MaximumCpus,
             "maximumRam" => Subject::MaximumRam,
-            _ => Subject::Setting(name.clone()),
-        },
-        path: format!("vm.{name}"),
-        current: fields.get(name).cloned(),
-        wanted: wanted_fields.get(name).cloned(),
+            _ => Subject::Setting(name),
+        };
+        of_qemu(subject, &path, current, wanted)
     });
     let of_drives = devices("drives", &drives(current), &drives(wanted));
-    of_fields.chain(of_drives).chain(devices("network", &networks(current), &networks(wanted))).collect()
+    let of_networks = devices("network", &networks(current), &networks(wanted));
+    let mut changes = Vec::new();
+    // A disk and a CD drive can have the same name, and a device that goes the number of one that comes.
+    pending::add(&mut changes, of_fields.chain(of_drives).chain(of_networks));
+    changes
+}
+
+/// Another QEMU template.
+pub fn template(current: Option<Value>, wanted: Option<Value>) -> PendingChange {
+    of_qemu(Subject::QemuTemplate, "template", current, wanted)
+}
+
+/// A change of `config.yaml` that waits for QEMU's start.
+fn of_qemu(subject: Subject, path: &str, current: Option<Value>, wanted: Option<Value>) -> PendingChange {
+    let reason = "QEMU reads it at its start".into();
+    PendingChange { path: format!("config.yaml/{path}"), subject: Some(subject), current, wanted, reason }
+}
+
+/// Other data for cloud-init. They may contain secrets, and a hash would help to guess them.
+pub fn cloud_init() -> PendingChange {
+    PendingChange {
+        path: "cloud-init".into(),
+        subject: Some(Subject::CloudInit),
+        current: None,
+        wanted: None,
+        reason: "the guest reads it when it boots".into(),
+    }
+}
+
+/// A field's name, and its values now and afterwards.
+pub type NamedField = (String, Option<Value>, Option<Value>);
+
+/// The fields in which two maps differ.
+pub fn differences(current: &Map<String, Value>, wanted: &Map<String, Value>) -> Vec<NamedField> {
+    let names = current.keys().chain(wanted.keys().filter(|name| !current.contains_key(*name)));
+    let differing = names.filter(|name| current.get(*name) != wanted.get(*name));
+    differing.map(|name| (name.clone(), current.get(name).cloned(), wanted.get(name).cloned())).collect()
 }
 
 /// A device as QEMU gets it at its start.
@@ -110,8 +121,7 @@ fn drives(vm: &VmSection) -> Vec<Device> {
     let drives = vm.drives.iter().map(|drive| {
         let is_cd = drive.cd().is_some();
         let number = if is_cd { cds.next() } else { disks.next() }.unwrap_or_default();
-        let name =
-            drive.cd_name().or(drive.volume()).or(drive.resource()).map_or_else(|| number.to_string(), str::to_owned);
+        let name = drive.label(number);
         let key = (if is_cd { Kind::CdDrive } else { Kind::Disk }, drive.slot(number));
         let live = drive.cd().map_or(Value::Null, |file| json!({ "file": file, "name": drive.cd_name() }));
         let mut drive = drive.clone();
@@ -140,30 +150,25 @@ fn networks(vm: &VmSection) -> Vec<Device> {
     networks.collect()
 }
 
-/// The devices of a list that differ, or, if all that stay are the same, their order.
-fn devices(list: &str, current: &[Device], wanted: &[Device]) -> Vec<AtStart> {
-    let by_key = |devices: &[Device]| devices.iter().enumerate().map(|(at, device)| (device.key, at)).collect();
-    let (in_current, in_wanted): (BTreeMap<_, usize>, BTreeMap<_, usize>) = (by_key(current), by_key(wanted));
+/// The devices of a list that differ, and, if those that stay are in another order, that.
+fn devices(list: &str, current: &[Device], wanted: &[Device]) -> Vec<PendingChange> {
+    let by_key = |devices| -> BTreeMap<_, &Device> { <[Device]>::iter(devices).map(|it| (it.key, it)).collect() };
+    let (in_current, in_wanted) = (by_key(current), by_key(wanted));
     let difference = |now: Option<&Device>, then: Option<&Device>| {
         let device = then.or(now)?;
         let [now, then] = [now, then].map(|device| device.map(|device| device.value.clone()));
-        (now != then).then(|| AtStart {
-            subject: device.subject.clone(),
-            path: format!("vm.{list}[{}]", device.name),
-            current: now,
-            wanted: then,
-        })
+        let path = format!("vm.{list}[{}]", device.name);
+        (now != then).then(|| of_qemu(device.subject.clone(), &path, now, then))
     };
-    let of_wanted = wanted.iter().map(|device| (in_current.get(&device.key).map(|at| &current[*at]), Some(device)));
-    let gone = current.iter().filter(|device| !in_wanted.contains_key(&device.key)).map(|device| (Some(device), None));
-    let mut found: Vec<AtStart> = of_wanted.chain(gone).filter_map(|(now, then)| difference(now, then)).collect();
-    let order = |devices: &[Device], others: &BTreeMap<_, usize>| -> Vec<_> {
+    let of_wanted = wanted.iter().filter_map(|it| difference(in_current.get(&it.key).copied(), Some(it)));
+    let gone = current.iter().filter(|it| !in_wanted.contains_key(&it.key)).filter_map(|it| difference(Some(it), None));
+    let mut found: Vec<PendingChange> = of_wanted.chain(gone).collect();
+    let order = |devices: &[Device], others: &BTreeMap<_, &Device>| -> Vec<_> {
         devices.iter().map(|device| device.key).filter(|key| others.contains_key(key)).collect()
     };
     if order(current, &in_wanted) != order(wanted, &in_current) {
         let names = |devices: &[Device]| Some(devices.iter().map(|device| json!(device.name)).collect());
-        let (current, wanted) = (names(current), names(wanted));
-        found.push(AtStart { subject: Subject::Setting(list.into()), path: format!("vm.{list}"), current, wanted });
+        found.push(of_qemu(Subject::Setting(list.into()), &format!("vm.{list}"), names(current), names(wanted)));
     }
     found
 }
@@ -189,7 +194,8 @@ mod tests {
     }
 
     fn found(current: &str, wanted: &str) -> Vec<(String, Subject)> {
-        at_start(&vm(current), &vm(wanted)).into_iter().map(|it| (it.path, it.subject)).collect()
+        let named = |it: PendingChange| (it.path.replace("config.yaml/", ""), it.subject.unwrap());
+        at_start(&vm(current), &vm(wanted)).into_iter().map(named).collect()
     }
 
     #[test]
@@ -243,6 +249,32 @@ mod tests {
             ),
         ] {
             assert_eq!(found(&current, &wanted), expected, "{current} -> {wanted}");
+        }
+    }
+
+    /// The API server refuses a report that has one twice.
+    #[test]
+    fn no_path_is_twice_whatever_devices_are_called() {
+        for (current, wanted, paths) in [
+            (
+                "drives: []",
+                "drives: [{ type: raw, resource: /dev/data-disk }, { type: ide-cd, file: x, name: data-disk }]",
+                ["vm.drives[data-disk]", "vm.drives[data-disk]#2"],
+            ),
+            // The drive that goes and the one that comes are both the first of those without names.
+            (
+                "drives: [{ type: ide-cd, file: x }]",
+                "drives: [{ type: ide-cd, file: x, slot: 1 }]",
+                ["vm.drives[0]", "vm.drives[0]#2"],
+            ),
+            (
+                "network: []",
+                "network: [{ type: pod, device: d, name: \"1\" }, { type: pod, device: d }]",
+                ["vm.network[1]", "vm.network[1]#2"],
+            ),
+        ] {
+            let found = found(current, wanted);
+            assert_eq!(found.iter().map(|(path, _)| path).collect::<Vec<_>>(), paths, "{current} -> {wanted}");
         }
     }
 }

@@ -1,5 +1,8 @@
 use super::*;
-use crate::test_support;
+use crate::{
+    runner_config::{RunnerConfig, at_start::at_start},
+    test_support,
+};
 
 /// A VM as the API server has it, with two disks, one CD drive, and a field that this program does not know.
 fn stored(edit: impl FnOnce(&mut Value)) -> (DynamicObject, VirtualMachine) {
@@ -214,6 +217,13 @@ fn what_became_of_a_change_is_in_the_status() {
     ]);
     let drive = |name: &str| About::Drive(name.into());
     let disk = |volume: &str, grows: bool| About::Disk { volume: volume.into(), grows };
+    let section = |drives: &str| {
+        RunnerConfig::parse(&format!("/Runner: {{ namespace: n, vm: {{ name: apple, drives: {drives} }} }}"))
+            .unwrap()
+            .vm
+    };
+    let drives =
+        |now: &str, then: &str| json!({ "created": true, "pendingChanges": at_start(&section(now), &section(then)) });
     let waiting = || json!({ "created": true, "cpus": 1, "ram": "4Gi", "pendingChanges": pending });
     let refused = || json!({ "created": true, "cpus": 2, "ram": "3Gi", "conditions": [condition] });
     let restart = "waits for a restart";
@@ -255,6 +265,21 @@ fn what_became_of_a_change_is_in_the_status() {
             true,
         ),
         (waiting(), disk("core-disk", true), NextStart, restart, true),
+        // The first of two CD drives was taken out, and the drive that is left is where it was.
+        (
+            drives("[{ type: ide-cd, file: '' }, { type: ide-cd, file: '' }]", "[{ type: ide-cd, file: '', slot: 1 }]"),
+            drive("0"),
+            AtOnce,
+            "the running guest has it",
+            true,
+        ),
+        (
+            drives("[{ type: ide-cd, file: '', slot: 1 }]", "[{ type: ide-cd, file: '' }, { type: ide-cd, file: '' }]"),
+            drive("0"),
+            AtOnce,
+            "waits for a restart: config.yaml/vm.drives[0]",
+            true,
+        ),
         (
             json!({ "created": false, "claims": growth }),
             disk("core-disk", true),

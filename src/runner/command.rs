@@ -148,7 +148,7 @@ struct Context<'a> {
     shared_slots: bool,
     /// The interface of the TPM.
     tpm_device: &'static str,
-    /// The threads of QEMU that serve the disks; the first serves the cloud-init disk, too.
+    /// The threads of QEMU that serve the disks in turn; the first serves the cloud-init disk, too.
     io_threads: Vec<String>,
     disks: Vec<DiskContext<'a>>,
     cds: Vec<CdContext<'a>>,
@@ -171,7 +171,7 @@ struct MachineContext<'a> {
     memory_limit: Option<u64>,
     /// The name of the memory in QEMU, if it is a file that other programs can map. `None`: QEMU's default.
     shared_memory: Option<&'static str>,
-    /// Whether another program can access the guest's memory.
+    /// Whether another program can access the guest's memory. Templates that are copies of earlier built-in ones ask this.
     shares_memory: bool,
     /// The ID of the VM's generation, which is another one after the VM was brought back to an earlier state. `None`: the guest has no such device.
     generation_id: Option<&'a str>,
@@ -201,8 +201,6 @@ struct DiskContext<'a> {
     serial: Option<String>,
     /// The number of its queues. `None`: QEMU's default.
     queues: Option<u32>,
-    /// The thread of QEMU that serves it.
-    io_thread: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -500,7 +498,6 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
     check_slots("disk", vm.disks().map(|(slot, _)| slot), DISK_ADDRESSES)?;
     check_slots("CD drive", vm.cds().map(|(slot, _)| slot), CD_PORTS)?;
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
-    let io_threads = addresses.hardware.io_threads(vm.disks().count());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
     let has_boot_order = drives.iter().any(|drive| match drive {
@@ -515,7 +512,6 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
             Drive::Raw { resource, bootindex, serial, .. } | Drive::Qcow2 { resource, bootindex, serial, .. } => {
                 let at = disks.len();
                 let slot = drive.slot(at);
-                let io_thread = io_threads.get(at % io_threads.len()).cloned().unwrap_or_default();
                 disks.push(DiskContext {
                     id: DeviceId::Disk(slot),
                     path: resource,
@@ -525,7 +521,6 @@ fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -
                     address: addresses.disk(as_index(slot)),
                     serial: serial.clone().or_else(|| names_disks.then(|| default_serial(resource)).flatten()),
                     queues: addresses.hardware.disk_queues(vm.maximum_cpus),
-                    io_thread,
                 });
             }
             Drive::IdeCd { bootindex, .. } => {

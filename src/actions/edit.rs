@@ -320,14 +320,13 @@ fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed
         (Some(drive), _) => {
             let named = drives.iter().position(|it| it["name"] == drive);
             let numbered = || drive.parse().ok().filter(|number| *number < count);
-            let name = |(at, it): (usize, &&mut Value)| it["name"].as_str().map_or(at.to_string(), str::to_owned);
-            let names = || drives.iter().enumerate().map(name).collect::<Vec<_>>().join(", ");
+            let names = || drives.iter().zip(0..).map(|(it, at)| drive_name(it, at)).collect::<Vec<_>>().join(", ");
             let refusal = || Refusal::NoSuchDrive { drive: drive.to_owned(), drives: names() };
             named.or_else(numbered).ok_or_else(refusal)?
         }
     };
     let Some(drive) = drives.get_mut(at) else { return Err(Refusal::NoDrive) };
-    let name = drive["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
+    let name = drive_name(drive, at);
     let before = drive["image"].as_str().unwrap_or_default().to_owned();
     let which = if count > 1 { format!(" {at}") } else { String::new() };
     if before == image {
@@ -343,6 +342,11 @@ fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed
         (image, before) => format!("CD drive{which} has {image} (before: {before})"),
     };
     Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce, About::Drive(name)))
+}
+
+/// The name of the CD drive that is the `at`th one, or its number.
+fn drive_name(drive: &Value, at: usize) -> String {
+    drive["name"].as_str().map_or_else(|| at.to_string(), str::to_owned)
 }
 
 fn add_disk(

@@ -6,7 +6,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -300,9 +300,7 @@ fn applied_fields(vm: &mut ObjectMeta) -> Option<&mut Option<FieldsV1>> {
 
 /// The same in each process. What has the same hash is compared itself.
 fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    BuildHasherDefault::<DefaultHasher>::new().hash_one(text)
 }
 
 impl From<VirtualMachine> for PackedVm {

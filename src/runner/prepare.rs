@@ -275,9 +275,8 @@ fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, E
         }
         return Ok(newest);
     }
-    let known = |name: &str| Hardware::from_name(name).ok_or_else(|| Error::UnknownHardware { name: name.into() });
     if let Some(name) = kept.as_deref().or(vm.hardware.as_deref()) {
-        return known(name);
+        return Hardware::from_name(name).ok_or_else(|| Error::UnknownHardware { name: name.into() });
     }
     let has_machine_type = vm.machine_type.is_some() || data.join(MACHINE_TYPE).exists();
     let hardware = match () {

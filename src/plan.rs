@@ -54,16 +54,19 @@ pub mod guests;
 pub mod kinds;
 mod metadata;
 pub mod pending;
+mod preconditions;
 mod retry;
 pub mod unstarted;
 
 pub use self::{
     action::{Action, DeleteReason, Wait},
     metadata::image_annotation,
+    preconditions::{Fact, Otherwise, Part, Precondition},
 };
 use self::{
     beside::is_beside,
     guests::Guests,
+    preconditions::preconditions,
     unstarted::{late_at, untaken_at},
 };
 
@@ -99,10 +102,8 @@ pub struct Plan {
     pub pending: Vec<PendingChange>,
     /// The new `status.retry`.
     pub retry: Option<Retry>,
-    /// Whether an object without an owner becomes the VM's. The garbage collector takes owners away from what a VM leaves
-    /// (`kubectl delete --cascade=orphan`), and the watch of VMs may report that deletion later than the watch of the objects: so before that
-    /// plan is executed, the API server must say that the VM exists and is not being deleted.
-    pub adopts: bool,
+    /// What must be true before the first write, in the order in which it is asked.
+    pub preconditions: Vec<Precondition>,
     /// The names of the claims that nobody had, and that become the VM's.
     pub taken_claims: Vec<String>,
 }
@@ -117,8 +118,17 @@ impl Plan {
         })
     }
 
+    /// Leaves out a part of the plan, because a precondition of it is not true.
+    pub fn leave_out(&mut self, part: Part) {
+        match part {
+            Part::AgentsImage => self.steps.iter_mut().for_each(|step| step.retain(|action| !action.is_image())),
+            Part::Restart => self.keep_up(),
+            Part::Everything => self.steps.iter_mut().for_each(Vec::clear),
+        }
+    }
+
     /// Leaves the guest up that would be taken down for a restart.
-    pub fn keep_up(&mut self) {
+    fn keep_up(&mut self) {
         let kept: Vec<ObjectKey> = self.restarted().cloned().collect();
         // With what makes the Pod, the Pod stays.
         let makes_pod = kept.iter().any(|key| !key.is_pod());
@@ -129,7 +139,7 @@ impl Plan {
 
     /// Whether a guest that is taken down for a restart would stay down, as far as the plan knows: it waits for a claim, or for something that its Pod
     /// mounts. What goes with the Pod is no such wait: a claim that is being deleted, and what makes Pods.
-    pub fn would_stay_down(&self, rendered: &[Rendered]) -> bool {
+    fn would_stay_down(&self, rendered: &[Rendered]) -> bool {
         let restarted: Vec<&ObjectKey> = self.restarted().collect();
         let goes_with_guest = |key: &ObjectKey| {
             key.is_pod() || key.is_claim() || restarted.contains(&key) || !rendered.iter().any(|it| it.key == *key)
@@ -143,7 +153,7 @@ impl Plan {
     }
 
     /// What is deleted for a restart.
-    pub fn restarted(&self) -> impl Iterator<Item = &ObjectKey> {
+    fn restarted(&self) -> impl Iterator<Item = &ObjectKey> {
         self.steps.iter().flatten().filter(|action| action.restarts()).map(Action::key)
     }
 
@@ -164,22 +174,6 @@ impl Plan {
     /// Whether the plan creates what runs the guest.
     pub fn starts(&self) -> bool {
         self.steps.iter().flatten().any(Action::starts)
-    }
-
-    /// Whether the plan creates a claim.
-    pub fn makes_claims(&self) -> bool {
-        let makes = |action: &Action| matches!(action, Action::Apply { object, uid: None } if object.key.is_claim());
-        self.steps.iter().flatten().any(makes)
-    }
-
-    /// The UIDs of the Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
-    pub fn unwanted_pods(&self) -> impl Iterator<Item = &str> {
-        self.steps.iter().flatten().filter_map(|action| match action {
-            Action::Delete { key, uid, reason: DeleteReason::Ended | DeleteReason::Changed, .. } if key.is_pod() => {
-                Some(uid.as_str())
-            }
-            Action::Delete { .. } | Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
-        })
     }
 
     fn requeue_at(&mut self, time: Timestamp, now: Timestamp) {
@@ -213,7 +207,7 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     planner.runtime_objects();
     planner.delete_unrendered();
     planner.hold_restart_for_others();
-    planner.plan
+    planner.finish()
 }
 
 /// The step in which what runs a guest is deleted. For a restart it goes only when all that its Pod mounts could be written; a guest that should be down
@@ -228,6 +222,8 @@ struct Planner<'a> {
     observed: &'a Observed,
     rendered: Option<&'a [Rendered]>,
     guests: Guests<'a, 'a>,
+    /// Whether an object without an owner becomes the VM's.
+    adopts: bool,
     plan: Plan,
 }
 
@@ -245,7 +241,17 @@ impl<'a> Planner<'a> {
         if let Some(end) = plan.power.until.in_force.as_ref().map(|it| it.until.0) {
             plan.requeue_at(end, observed.now);
         }
-        Self { vm, observed, rendered, guests, plan }
+        Self { vm, observed, rendered, guests, adopts: false, plan }
+    }
+
+    /// The plan, without the restart of a guest that would not come back, and with what it presumes.
+    fn finish(self) -> Plan {
+        let mut plan = self.plan;
+        if plan.would_stay_down(self.rendered.unwrap_or_default()) {
+            plan.keep_up();
+        }
+        plan.preconditions = preconditions(self.vm, self.observed, &plan, self.adopts);
+        plan
     }
 
     fn is_up_wanted(&self) -> bool {
@@ -726,7 +732,7 @@ impl<'a> Planner<'a> {
             Update::Live => (!is_same || !found.owns_all_of(&object.value))
                 .then(|| Action::Apply { object: object.clone(), uid: Some(uid()) }),
         };
-        self.plan.adopts |= action.is_some() && metadata::missing_owners(object, found).is_some();
+        self.adopts |= action.is_some() && metadata::missing_owners(object, found).is_some();
         self.plan.steps[step].extend(action);
     }
 

@@ -22,13 +22,12 @@ use kube::{
     core::{ListMeta, Request},
 };
 use serde::Deserialize;
+use tracing::debug;
 
 use super::{ActionError, Cluster, namespace_of};
 use crate::{
     api::VirtualMachine,
-    claims,
     object::ObjectKey,
-    observed::Observed,
     process::{lock, slots::Slots},
 };
 
@@ -75,16 +74,16 @@ impl ClaimLists {
 }
 
 impl Cluster {
-    /// The name of a claim that may be a VM's, that the API server has and that was not `observed`. `arrived` is when the VM was received.
+    /// Whether the API server has a claim that may be a VM's, with one of these names that were not observed. `arrived` is when the VM was received.
     ///
     /// # Errors
     /// The error of the request.
-    pub async fn unseen_claim(
+    pub async fn has_unseen_claim(
         &self,
         vm: &VirtualMachine,
-        observed: &Observed,
+        names: &[String],
         arrived: Instant,
-    ) -> Result<Option<String>, ActionError> {
+    ) -> Result<bool, ActionError> {
         let namespace = namespace_of(vm);
         let list = async || list(&self.client, &self.requests, &namespace).await;
         let listed = self.claim_lists.since(&namespace, arrived, list).await;
@@ -99,15 +98,15 @@ impl Cluster {
         // What the cache has, and the VM does not see, is another VM's.
         let sees_now = |name: &str| self.children.observe(vm, Timestamp::now()).claim(name).is_some();
         let is_unseen = |name: &String| {
-            observed.claim(name).is_none()
-                && listed.get(name.as_str()).is_some_and(|uid| !self.children.has_object(uid) || sees_now(name))
+            listed.get(name.as_str()).is_some_and(|uid| !self.children.has_object(uid) || sees_now(name))
         };
-        let unseen = claims::possible_names(vm).find(is_unseen);
-        if unseen.is_some() {
+        let unseen = names.iter().find(|name| is_unseen(name));
+        if let Some(claim) = unseen {
+            debug!(claim, "the claim exists, but the watch has not reported it yet: no other is made");
             // The claim may be deleted meanwhile, and then the watch has nothing to report.
             self.claim_lists.forget(&namespace);
         }
-        Ok(unseen)
+        Ok(unseen.is_some())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     claims::is_given_up,
     config::CLOUD_INIT_LABEL,
     object::ObjectKey,
-    observed::{Object, Observed},
+    observed::Observed,
     ownership::reserved,
     plan::Action,
     process::slots::PATIENCE,
@@ -24,11 +24,11 @@ use crate::{
 impl Cluster {
     /// Checks that the Secrets and ConfigMaps from which a VM takes cloud-init data have the `label` and are not the operator's own, before its
     /// Pod is created. Who writes VMs need not be allowed to read them, but the guest can read what its Pod mounts. One that does not exist is
-    /// refused, because the Pod would mount whatever somebody creates under that name.
+    /// refused, because the Pod would mount whatever somebody creates under that name. `is_restart`: a guest would be taken down, and not come back.
     ///
     /// # Errors
     /// The first object that is not meant for VMs, or that can't be read.
-    pub async fn check_sources(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
+    pub async fn check_sources(&self, vm: &VirtualMachine, label: &str, is_restart: bool) -> Result<(), ActionError> {
         let namespace = namespace_of(vm);
         for (kind, name) in vm.spec.cloud_init.iter().flat_map(CloudInit::sources) {
             let key = || ObjectKey { api_version: "v1".into(), kind: kind.into(), name: name.to_owned() };
@@ -46,11 +46,7 @@ impl Cluster {
             let why = match &metadata {
                 // As for each other ConfigMap that a Pod would mount.
                 None if kind == "ConfigMap" => {
-                    return Err(ActionError::MountMissing {
-                        object: key(),
-                        lacking: Lacking::Object,
-                        is_restart: false,
-                    });
+                    return Err(ActionError::MountMissing { object: key(), lacking: Lacking::Object, is_restart });
                 }
                 None => NoSource::Missing,
                 Some(metadata) => match reserved(metadata) {
@@ -104,7 +100,7 @@ impl Cluster {
         Ok(found.is_some_and(|found| is_same(&found.metadata)))
     }
 
-    /// Whether the API server has the VM's reports as they were observed: the last one may say that the guest has shut itself down.
+    /// Whether the API server has the VM's reports as they were observed.
     ///
     /// # Errors
     /// The error of the request.
@@ -121,21 +117,16 @@ impl Cluster {
         Ok(true)
     }
 
-    /// A claim that a Pod mounts, that counts, that is being deleted, and that a person has not given up. The claim exists as long as the Pod does.
+    /// One of these claims that is being deleted, and that a person has not given up. It exists as long as a Pod mounts it.
     ///
     /// # Errors
     /// The error of the request.
-    pub async fn kept_claim(
-        &self,
-        vm: &VirtualMachine,
-        pod: &Object,
-        counts: impl Fn(&str) -> bool,
-    ) -> Result<Option<ObjectKey>, ActionError> {
+    pub async fn deleted_claim(&self, vm: &VirtualMachine, names: &[String]) -> Result<Option<ObjectKey>, ActionError> {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
-        for (name, _) in pod.mounted_claims().filter(|(name, _)| counts(name)) {
-            let key = ObjectKey::claim(name.as_ref());
+        for name in names {
+            let key = ObjectKey::claim(name);
             let failed = |source| ActionError::Api { what: "read", key: key.clone(), source: Box::new(source) };
-            let found = self.requests.run(api.get_metadata_opt(&name)).await.map_err(failed)?;
+            let found = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
             let is_kept = |metadata: &ObjectMeta| {
                 let uid = metadata.uid.as_deref().unwrap_or_default();
                 metadata.deletion_timestamp.is_some() && !is_given_up(vm, uid)

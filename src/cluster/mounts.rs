@@ -55,11 +55,12 @@ impl Cluster {
     pub async fn check_restart(&self, vm: &VirtualMachine, rendered: &[Rendered]) -> Result<(), ActionError> {
         let observed = self.children.observe(vm, Timestamp::now());
         let needed: BTreeSet<&str> = rendered.iter().filter_map(pod_spec).flat_map(claims).collect();
-        for pod in observed.objects.iter().filter(|object| object.key.is_pod()) {
-            // A disk that was taken out of the spec may go.
-            if let Some(claim) = self.kept_claim(vm, pod, |claim| needed.contains(claim)).await? {
-                return Err(ActionError::ClaimDeleting(claim));
-            }
+        let pods = observed.objects.iter().filter(|object| object.key.is_pod());
+        let mounted = pods.flat_map(|pod| pod.mounted_claims()).map(|(claim, _)| claim.into_owned());
+        // A disk that was taken out of the spec may go.
+        let mounted: Vec<String> = mounted.filter(|claim| needed.contains(claim.as_str())).collect();
+        if let Some(claim) = self.deleted_claim(vm, &mounted).await? {
+            return Err(ActionError::ClaimDeleting(claim));
         }
         if let Some(foreign) = self.foreign_claim(vm, rendered.iter().filter_map(pod_spec)) {
             return Err(foreign);

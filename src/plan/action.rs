@@ -68,6 +68,11 @@ impl Action {
         matches!(self, Self::Delete { reason: DeleteReason::Restart, .. })
     }
 
+    /// Whether the action replaces the VM's agent.
+    pub fn is_image(&self) -> bool {
+        matches!(self, Self::Image { .. })
+    }
+
     /// The object that is written.
     pub fn key(&self) -> &ObjectKey {
         match self {

@@ -1,6 +1,7 @@
 mod agent;
 mod claims;
 mod guests;
+mod preconditions;
 mod retry;
 
 use super::*;
@@ -31,6 +32,11 @@ fn short(plan: &Plan) -> Vec<String> {
 /// A cluster with all objects of the VM, each changed by `edit`.
 fn cluster(vm: &VirtualMachine, edit: impl FnMut(&str, &mut Value)) -> Observed {
     applied(&rendered(vm, &nothing()), edit)
+}
+
+/// What a plan presumes.
+fn facts(plan: &Plan) -> Vec<Fact> {
+    plan.preconditions.iter().map(|precondition| precondition.fact.clone()).collect()
 }
 
 fn decide(vm: &VirtualMachine, observed: &Observed) -> Vec<String> {
@@ -187,7 +193,7 @@ fn a_guest_that_could_not_start_again_is_left_up_and_the_rest_is_done() {
     let mut plan = plan(&restarted, &observed, Some(&objects));
     let all = short(&plan);
     assert!(all.contains(&"1 delete Pod apple Restart None".to_owned()) && all.contains(&GONE.to_owned()), "{all:?}");
-    plan.keep_up();
+    plan.leave_out(Part::Restart);
     let left: Vec<String> = all.into_iter().filter(|it| !it.contains("Pod apple") && it != GONE).collect();
     assert!(!left.is_empty());
     assert_eq!(short(&plan), left);
@@ -773,6 +779,7 @@ fn a_recreated_vm_adopts_orphaned_objects() {
     let actions = decide(&vm, &observed);
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].starts_with(r#"1 label Pod apple {"ownerReferences":"#));
-    let adopts = |observed: &Observed| plan(&vm, observed, Some(&rendered(&vm, observed))).adopts;
-    assert_eq!((adopts(&observed), adopts(&cluster(&vm, |_, _| ()))), (true, false));
+    let presumed = |observed: &Observed| facts(&plan(&vm, observed, Some(&rendered(&vm, observed))));
+    assert_eq!(presumed(&observed), [Fact::VmCurrent, Fact::ReportsCurrent]);
+    assert_eq!(presumed(&cluster(&vm, |_, _| ())), []);
 }

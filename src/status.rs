@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{ResourceExt, core::TypeMeta};
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ use self::{
     generation::generations,
     guest::{Guest, LastReport, is_lost},
     new_disks::new_disks,
-    ready::ready,
+    ready::{Ready, ready},
 };
 use crate::{
     advice::{advice, summary},
@@ -73,8 +73,6 @@ pub struct Outcome {
     pub unknown_kinds: Vec<TypeMeta>,
     /// The state of the node of a Pod that is overdue ([`Wait::Overdue`]).
     pub node: NodeState,
-    /// Why the VM is not as its spec wants it, where that was looked up: the message of Ready.
-    pub cause: Option<String>,
     /// Why the manager waits before it writes the VM again.
     pub unrest: Option<Problem>,
 }
@@ -152,13 +150,63 @@ fn is_deletion(wait: &Wait) -> bool {
     }
 }
 
+/// A status for which nothing was looked up beyond the VM's own objects.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The status.
+    pub status: VirtualMachineStatus,
+    /// The reason of Ready.
+    reason: Reason,
+    /// How the message of Ready ends whatever the cause is.
+    tail: String,
+}
+
+impl Draft {
+    /// The status with the cause why the VM is not as its spec wants it, in the messages of Ready and of what repeats it. If the VM is being deleted,
+    /// the cause is why it still exists.
+    pub fn explained(mut self, vm: &VirtualMachine, cause: &str, now: Timestamp) -> VirtualMachineStatus {
+        let (reason, message) = if vm.metadata.deletion_timestamp.is_some() {
+            (Reason::BeingDeleted, cause.to_owned())
+        } else {
+            (self.reason, format!("{cause}{}", self.tail))
+        };
+        let of_type = |type_, status| NewCondition { type_, status, reason, message: message.clone() };
+        let changed = [of_type(READY, false)].into_iter().chain(reason.is_stalled().then(|| of_type(STALLED, true)));
+        let changed = conditions::with_times(changed.collect(), current_conditions(vm), vm.metadata.generation, now);
+        for present in &mut self.status.conditions {
+            if let Some(changed) = conditions::find(&changed, &present.type_) {
+                present.clone_from(changed);
+            }
+        }
+        self.status.valid()
+    }
+
+    /// The status with the present messages of Ready and of what repeats it, where the reasons are the same: the cause could not be looked up now.
+    pub fn as_it_was(mut self, vm: &VirtualMachine) -> VirtualMachineStatus {
+        for condition in self.status.conditions.iter_mut().filter(|it| [READY, STALLED].contains(&it.type_.as_str())) {
+            let same = conditions::find(current_conditions(vm), &condition.type_)
+                .filter(|it| (&it.status, &it.reason) == (&condition.status, &condition.reason));
+            if let Some(same) = same {
+                condition.message.clone_from(&same.message);
+            }
+        }
+        self.status
+    }
+}
+
 /// Derives the manager's part of a VM's status. Fields that the manager does not write are absent.
 pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
+    draft(reconciled).status
+}
+
+/// Derives the same, for a cause to be looked up.
+pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
     let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pods = Pods::new(vm, observed, plan);
     let guest = Guest::new(vm, pods.own, reports::is_of_pod(vm, observed));
-    let ready = ready(reconciled, &guest, pods);
-    let phase = phase(reconciled, &guest, pods, ready.reason);
+    let Ready { condition: ready, tail } = ready(reconciled, &guest, pods);
+    let reason = ready.reason;
+    let phase = phase(reconciled, &guest, pods, reason);
     // While nothing can be rendered, the claims that are known stay known.
     let known = || vm.status.as_ref().map(|status| status.claims.clone()).unwrap_or_default();
     let claims =
@@ -187,7 +235,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let of_runner = reports::carried(vm);
     // The manager can't remove another field manager's field, but it can empty it.
     let emptied = |is_set: bool| is_set.then(String::new);
-    VirtualMachineStatus {
+    let status = VirtualMachineStatus {
         observed_generation: Some(vm.metadata.generation.unwrap_or_default()),
         phase: Some(phase.as_str().to_owned()),
         created: Some(pods.own.is_some()),
@@ -229,8 +277,8 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         node_name: pods.own.and_then(Object::node_name).map(str::to_owned),
         addresses: pods.own.map(addresses).filter(|addresses| !addresses.is_empty()),
         ..of_runner
-    }
-    .valid()
+    };
+    Draft { status: status.valid(), reason, tail }
 }
 
 /// The conditions of a report, if the manager writes none of that type.

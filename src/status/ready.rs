@@ -35,24 +35,16 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// Stands before the changes that a VM whose start fails gets only with a restart.
 const WAITING_CHANGES: &str = "; these changes need a restart: ";
 
-/// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
-/// never ready: nothing shows whether it is as that spec wants it.
-pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
-    let condition = by_objects(reconciled, guest, pods);
-    match &reconciled.outcome.cause {
-        // Somebody keeps it.
-        Some(cause) if reconciled.vm.metadata.deletion_timestamp.is_some() => {
-            not_ready(Problem::new(Reason::BeingDeleted, cause))
-        }
-        Some(cause) if !condition.status && !condition.message.starts_with(cause) => {
-            NewCondition { message: cause.clone(), ..condition }
-        }
-        _ => condition,
-    }
+/// The condition, and how its message ends.
+pub(super) struct Ready {
+    pub condition: NewCondition,
+    /// What follows the problem in the message, and stays if a cause is found for it ([`super::Draft::explained`]).
+    pub tail: String,
 }
 
-/// The condition without what was looked up elsewhere.
-fn by_objects(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
+/// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
+/// never ready: nothing shows whether it is as that spec wants it.
+pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Ready {
     let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
         return not_ready(failure.clone());
@@ -65,16 +57,16 @@ fn by_objects(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) ->
     if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
         return not_ready(Problem::new(Reason::InvalidSpec, &invalid.message));
     }
-    let condition = by_power(reconciled, guest, pods);
+    let ready = by_power(reconciled, guest, pods);
     match reconciled.rendered {
         // The VM is as an earlier spec wanted it.
-        Err(error) if condition.status => not_ready(not_rendered(reconciled, error)),
-        Ok(_) | Err(_) => condition,
+        Err(error) if ready.condition.status => not_ready(not_rendered(reconciled, error)),
+        Ok(_) | Err(_) => ready,
     }
 }
 
 /// The condition by the wanted power and the Pod.
-fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
+fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Ready {
     let plan = reconciled.plan;
     if let (Wanted::Up, Some(own), Some(second)) = (plan.power.wanted, pods.own, pods.second)
         && own.deleting.is_none()
@@ -92,13 +84,17 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
             None => ready_as(Reason::Running, &running(&plan.power)),
         },
         (Wanted::Up, Some(pod)) => match starting(reconciled, pod) {
-            Problem { reason: Reason::Paused, .. } if reconciled.vm.spec.vm.paused => {
+            (Problem { reason: Reason::Paused, .. }, _) if reconciled.vm.spec.vm.paused => {
                 ready_as(Reason::Paused, "the guest is paused, as the VM's spec wants it")
             }
-            Problem { reason: Reason::Paused, .. } if was_to_be_paused(reconciled.vm) && !has_read(reconciled, pod) => {
+            (Problem { reason: Reason::Paused, .. }, _)
+                if was_to_be_paused(reconciled.vm) && !has_read(reconciled, pod) =>
+            {
                 not_ready(Problem::new(Reason::Resuming, "the runner lets the paused guest go on next"))
             }
-            problem => not_ready(problem),
+            (Problem { reason, message }, tail) => {
+                Ready { condition: not_ready(Problem::new(reason, message + &tail)).condition, tail }
+            }
         },
         (Wanted::Up, None) => {
             not_ready(stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)))
@@ -202,12 +198,13 @@ fn annotate(vm: &VirtualMachine, annotation: &str) -> String {
     format!("kubectl -n {namespace} annotate --overwrite vm {name} {annotation}")
 }
 
-fn not_ready(Problem { reason, message }: Problem) -> NewCondition {
-    NewCondition { type_: READY, status: false, reason, message }
+fn not_ready(Problem { reason, message }: Problem) -> Ready {
+    Ready { condition: NewCondition { type_: READY, status: false, reason, message }, tail: String::new() }
 }
 
-fn ready_as(reason: Reason, message: &str) -> NewCondition {
-    NewCondition { type_: READY, status: true, reason, message: message.into() }
+fn ready_as(reason: Reason, message: &str) -> Ready {
+    let condition = NewCondition { type_: READY, status: true, reason, message: message.into() };
+    Ready { condition, tail: String::new() }
 }
 
 /// What holds up the VM. The condition ObjectsReady has the other waits.
@@ -231,7 +228,7 @@ fn running(power: &Power) -> String {
 }
 
 /// The VM is down, and no Pod is left.
-fn stopped(power: &Power) -> NewCondition {
+fn stopped(power: &Power) -> Ready {
     if let Some(halted) = power.halted.as_ref().filter(|halted| !halted.released) {
         let (reason, cause) = if halted.by == Halted::PANIC {
             (
@@ -280,33 +277,31 @@ fn on_its_way(pod: &Object) -> String {
     )
 }
 
-/// The VM should run and has a Pod, but no guest runs.
-fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
-    let Reconciled { vm, observed, plan, rendered: _, outcome, source: _ } = *reconciled;
+/// The VM should run and has a Pod, but no guest runs. What follows the problem says how it goes on.
+fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> (Problem, String) {
+    let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
     if let Some(problem) = stuck(reconciled, Some(pod)) {
-        return problem;
+        return (problem, String::new());
     }
-    let mut problem =
+    let problem =
         problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
-    if let Some(cause) = &outcome.cause {
-        problem.message.clone_from(cause);
-    }
+    let mut tail = String::new();
     if let Some(claim) = kept_for(plan, pod) {
-        problem.message += &format!(
+        tail += &format!(
             "; the Pod is kept, because claim {} is being deleted and goes with its last Pod: copy its data first, then delete the Pod",
             claim.name
         );
     }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
-        problem.message += &format!("; try {} is at {next}", retry.count.saturating_add(1));
+        tail += &format!("; try {} is at {next}", retry.count.saturating_add(1));
     }
     if let Some(change) = plan.pending.first() {
         let more = match plan.pending.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        problem.message += &match late_at(pod).filter(|late| *late > observed.now) {
+        tail += &match late_at(pod).filter(|late| *late > observed.now) {
             // A Pod that creates no container till then is made again with its changes.
             Some(late) => {
                 let late = whole_seconds(late);
@@ -321,7 +316,7 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
             }
         };
     }
-    problem
+    (problem, tail)
 }
 
 /// The claim for which a Pod that has ended is kept: it is being deleted, and exists only as long as a Pod mounts it.

@@ -14,7 +14,7 @@ use super::{ReconcileError, Reconciler, Turn, observe::View};
 use crate::{
     api::{
         Reason, VirtualMachine, VirtualMachineStatus,
-        conditions::{self, READY, STALLED},
+        conditions::{self, READY},
         reasons::Event,
     },
     claims,
@@ -28,9 +28,9 @@ use crate::{
     process::ErrorChain,
     schedule::{self, Persistence},
     status::{
-        Outcome, Problem, Reconciled,
+        Draft, Outcome, Problem, Reconciled, draft,
         events::{self, events},
-        reports, status,
+        reports,
     },
 };
 
@@ -64,7 +64,6 @@ impl Reconciler {
                 Some(node) => self.cluster.node_state(node).await,
                 None => NodeState::default(),
             },
-            cause: None,
             unrest: at_rest.as_ref().map(|(problem, _)| problem.clone()),
         };
         let reconciled = Reconciled {
@@ -75,7 +74,7 @@ impl Reconciler {
             outcome: &outcome,
             source: turn.inputs.source(vm, view.kept_back.as_ref()),
         };
-        let Explained { wanted, look } = self.explain(&reconciled, status(&reconciled)).await;
+        let Explained { wanted, look } = self.explain(&reconciled, draft(&reconciled)).await;
         // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(&reconciled, &wanted, &executed.done));
         let written =
@@ -98,30 +97,29 @@ impl Reconciler {
     }
 
     /// Looks for the cause if the VM is not as its spec wants it, and adds it to the status.
-    async fn explain(&self, reconciled: &Reconciled<'_>, wanted: VirtualMachineStatus) -> Explained {
-        let Reconciled { vm, observed, outcome, .. } = *reconciled;
-        if conditions::is_true(&wanted.conditions, READY) && vm.metadata.deletion_timestamp.is_none() {
-            return Explained { wanted, look: None };
+    async fn explain(&self, reconciled: &Reconciled<'_>, draft: Draft) -> Explained {
+        let Reconciled { vm, observed, .. } = *reconciled;
+        if conditions::is_true(&draft.status.conditions, READY) && vm.metadata.deletion_timestamp.is_none() {
+            return Explained { wanted: draft.status, look: None };
         }
         let pod = guests::pod(vm, observed).map(AsRef::as_ref);
         let names: BTreeSet<String> = claims::possible_names(vm).collect();
         let own = observed.objects.iter().filter(|object| object.key.is_claim() && names.contains(&object.key.name));
         let own = own.map(|claim| Object::clone(claim)).collect();
-        let facts = Facts::of_manager(vm, &wanted, pod, own, observed.now);
-        let Some(Look { is_due, next: look }) = facts.look() else { return Explained { wanted, look: None } };
+        let facts = Facts::of_manager(vm, &draft.status, pod, own, observed.now);
+        let Some(Look { is_due, next: look }) = facts.look() else {
+            return Explained { wanted: draft.status, look: None };
+        };
         if !is_due {
-            return Explained { wanted, look };
+            return Explained { wanted: draft.status, look };
         }
         let has_maker = observed.objects.iter().any(|object| is_workload(&object.key));
-        let cause = match self.surroundings.add(facts, has_maker).await {
-            Ok(facts) => facts.words(),
-            Err(Unread) => return Explained { wanted: as_it_was(vm, wanted), look },
+        let wanted = match self.surroundings.add(facts, has_maker).await.map(|facts| facts.words()) {
+            Ok(Some(cause)) => draft.explained(vm, &cause, observed.now),
+            Ok(None) => draft.status,
+            Err(Unread) => draft.as_it_was(vm),
         };
-        if cause.is_none() {
-            return Explained { wanted, look };
-        }
-        let outcome = Outcome { cause, ..outcome.clone() };
-        Explained { wanted: status(&Reconciled { outcome: &outcome, ..*reconciled }), look }
+        Explained { wanted, look }
     }
 
     /// When the status has everything that runners have reported: takes away what a runner has left in the status that reported there before,
@@ -185,19 +183,6 @@ impl Reconciler {
             self.recorder.record(event, regarding.clone());
         }
     }
-}
-
-/// The status with the present messages, where the reasons are the same.
-fn as_it_was(vm: &VirtualMachine, mut wanted: VirtualMachineStatus) -> VirtualMachineStatus {
-    let present = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    for condition in wanted.conditions.iter_mut().filter(|it| [READY, STALLED].contains(&it.type_.as_str())) {
-        let same = conditions::find(present, &condition.type_)
-            .filter(|it| (&it.status, &it.reason) == (&condition.status, &condition.reason));
-        if let Some(same) = same {
-            condition.message.clone_from(&same.message);
-        }
-    }
-    wanted
 }
 
 /// The failure that the status reports, if a person must know of it.

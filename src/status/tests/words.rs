@@ -242,3 +242,68 @@ fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
     assert_eq!(again, Some(std::time::Duration::from_secs(10)));
     assert_eq!(plan(&vm, &late, Some(&rendered(&vm, &late))).requeue_after, None);
 }
+
+/// A cause that was looked up takes the place of the problem; how it goes on stays, and only messages change, unless the VM is being deleted.
+#[test]
+fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
+    let observed = cluster(|kind, object| {
+        if kind == "Pod" {
+            object["status"] = json!({ "phase": "Failed", "reason": "Evicted", "message": "no memory" });
+        }
+    });
+    let draft_of = |vm: &VirtualMachine| {
+        let rendered = rendered(vm, &observed);
+        let (plan, outcome) = (plan(vm, &observed, Some(&rendered)), Outcome::default());
+        let (rendered, source) = (Ok(rendered.as_slice()), Source::default());
+        draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source })
+    };
+    let of = |status: &VirtualMachineStatus, type_: &str| {
+        let condition = conditions::find(&status.conditions, type_).cloned();
+        condition.map(|it| (it.status, it.reason, it.message))
+    };
+    let running = vm(|_| ());
+    let known = draft_of(&running);
+    let (before, after) =
+        (known.status.clone(), known.explained(&running, "the node is full -> buy one", observed.now));
+    let (status, reason, message) = of(&before, READY).unwrap();
+    let tail = message.strip_prefix("Evicted: no memory").unwrap();
+    assert!(tail.starts_with("; try 2 is at "), "{message}");
+    assert_eq!(of(&after, READY), Some((status, reason, format!("the node is full -> buy one{tail}"))));
+    let without = |mut status: VirtualMachineStatus| {
+        status.conditions.retain(|condition| condition.type_ != READY);
+        json!(status)
+    };
+    assert_eq!(without(before), without(after));
+
+    let refused =
+        Outcome { failure: Some(Problem::new(Reason::ApplyFailed, "apply Pod apple: no")), ..Outcome::default() };
+    let plan = plan(&running, &nothing(), None);
+    let (rendered, source, nothing) = (Ok(&[][..]), Source::default(), nothing());
+    let stalled =
+        draft(&Reconciled { vm: &running, observed: &nothing, plan: &plan, rendered, outcome: &refused, source });
+    let stalled = json!(stalled.explained(&running, "the namespace is full", nothing.now));
+    assert_eq!(ready(&stalled), ("ApplyFailed".into(), "the namespace is full".into()));
+    assert_stalled(&stalled);
+
+    let deleted = vm(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z"));
+    let deleted_status = json!(draft_of(&deleted).explained(&deleted, "a finalizer keeps it", nothing.now));
+    assert_eq!(ready(&deleted_status), ("BeingDeleted".into(), "a finalizer keeps it".into()));
+}
+
+#[test]
+fn messages_stay_as_they_were_while_the_reason_does() {
+    let draft_of = |vm: &VirtualMachine| {
+        let (plan, outcome, observed) = (plan(vm, &nothing(), Some(&[])), Outcome::default(), nothing());
+        let (rendered, source) = (Ok(&[][..]), Source::default());
+        let draft = draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source });
+        ready(&json!(draft.as_it_was(vm)))
+    };
+    for (reason, message) in [("Starting", "no node can take it"), ("ImagePullFailed", "waiting for the Pod to start")]
+    {
+        let vm = vm(|vm| {
+            vm["status"] = json!({ "conditions": [{ "type": READY, "status": "False", "reason": reason,
+                "message": "no node can take it", "lastTransitionTime": "2027-01-15T07:00:00Z" }] });
+        });
+        assert_eq!(draft_of(&vm), ("Starting".into(), message.into()), "{reason}");
+    }
+}

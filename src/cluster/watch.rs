@@ -33,12 +33,12 @@
 //! - If somebody deletes an object that we have just made, and its kind is then listed as a whole before our request is answered,
 //!   the object stays in the cache until its kind is listed again or a write finds that it is gone.
 
+mod index;
 mod users;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -56,6 +56,7 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
+use self::index::{Changes, Index, Known};
 use super::{
     list_watch::{self, find_and_watch},
     packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
@@ -66,7 +67,7 @@ use crate::{
     claims,
     discovery::Resources,
     metrics::Metrics,
-    object::{ObjectKey, persistent_volume_claims, reports, selector, stateful_sets},
+    object::{ObjectKey, reports, selector, stateful_sets},
     observed::{Object, Observed},
     process::{ErrorChain, RepeatFilter, lock},
 };
@@ -77,27 +78,15 @@ pub struct Children {
     namespace: Option<String>,
     /// Counts what is watched and written.
     pub metrics: Arc<Metrics>,
-    /// By the VM's namespace and name. A VM has so few objects that a list is searched quickly.
-    objects: Mutex<HashMap<VmName, Vec<Packed>>>,
+    /// The objects. No other lock is taken while this one is held.
+    index: Mutex<Index>,
     /// Where the API server serves the kinds.
     pub(super) resources: Resources,
     /// What the manager may do.
     pub(super) access: Access,
     /// The field sets of all objects.
     pub(super) shapes: Shapes,
-    /// UIDs of the objects that were deleted last: an answer to a write may arrive after the watch has reported the deletion.
-    gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<WatchState>>>,
-    /// The kinds that are being listed now.
-    lists: Mutex<HashMap<TypeMeta, List>>,
-    /// The Pods that mount a claim and can write to it, by the claim's namespace and name: the VM under which the cache has the Pod, and its
-    /// UID.
-    mounts: Mutex<HashMap<ClaimName, Vec<PodName>>>,
-    /// The reports of runners, by their namespace and name: the VM under which the cache has each, and its UID.
-    reports: Mutex<HashMap<ReportName, (VmName, Box<str>)>>,
-    /// Hashes of the UIDs of all cached objects. A new object need not be searched under other VMs.
-    uids: Mutex<HashSet<u64>>,
-    hasher: RandomState,
     /// The VMs: the status of each says which claims it uses, and which Pod is its own.
     vms: OnceLock<Store<PackedVm>>,
     /// Receives the VMs that must be reconciled.
@@ -106,24 +95,12 @@ pub struct Children {
     pub recovered: watch::Sender<()>,
 }
 
-/// How many deleted objects are remembered: more than can be deleted between a request and its answer.
-const REMEMBERED: usize = 256;
-
 /// The pause before the API server is asked again whether an object exists.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How many kinds are watched because a status names them. Rendered kinds are watched in any number, but whoever can write a status
 /// must not be able to start any number of watches.
 const MAXIMUM_KINDS: usize = 100;
-
-/// A list of a kind that is being received: UIDs of its objects.
-#[derive(Default)]
-struct List {
-    /// Those that the list has shown so far.
-    listed: HashSet<Box<str>>,
-    /// Those that the API server has named in an answer to a write since the list began.
-    answered: HashSet<Box<str>>,
-}
 
 /// A kind of which the objects are not known.
 pub struct UnknownKind {
@@ -189,15 +166,9 @@ impl Children {
             client,
             namespace,
             metrics,
-            objects: Mutex::default(),
+            index: Mutex::default(),
             shapes: Shapes::default(),
-            gone: Mutex::default(),
             kinds: Mutex::default(),
-            lists: Mutex::default(),
-            mounts: Mutex::default(),
-            reports: Mutex::default(),
-            uids: Mutex::default(),
-            hasher: RandomState::new(),
             vms: OnceLock::new(),
             trigger,
             recovered: watch::Sender::new(()),
@@ -219,12 +190,11 @@ impl Children {
     pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
         let place = place_of(vm);
         let mut found: Vec<Object> = {
-            let objects = lock(&self.objects);
-            let of_vm = objects.get(&place).into_iter().flatten();
             let names: Vec<String> = claims::possible_names(vm).collect();
-            let of_nobody = objects.get(&nobody(&place.0)).into_iter().flatten();
+            let (index, nobody) = (lock(&self.index), nobody(&place.0));
+            let of_nobody = index.of(&nobody).iter();
             let of_nobody = of_nobody.filter(|object| object.key.is_claim() && names.contains(&object.key.name));
-            of_vm.chain(of_nobody).map(Packed::unpack).collect()
+            index.of(&place).iter().chain(of_nobody).map(Packed::unpack).collect()
         };
         let is_unsure = |object: &Object| object.key.is_pod() && !object.is_given_to(vm);
         found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
@@ -247,19 +217,7 @@ impl Children {
 
     /// The Pods of others that mount one of these claims of the VM and can write to it.
     pub fn mounting(&self, vm: &VirtualMachine, claims: impl Iterator<Item = String>) -> Vec<Arc<Object>> {
-        let place = place_of(vm);
-        // A Pod may mount several.
-        let pods: BTreeSet<PodName> = {
-            let mounts = lock(&self.mounts);
-            let of = |claim: String| mounts.get(&(place.0.clone(), claim.into())).cloned().unwrap_or_default();
-            claims.flat_map(of).filter(|(vm, _)| *vm != place).collect()
-        };
-        if pods.is_empty() {
-            return Vec::new();
-        }
-        let objects = lock(&self.objects);
-        let known = |(vm, uid): &PodName| objects.get(vm)?.iter().find(|known| known.uid == *uid);
-        pods.iter().filter_map(known).map(|pod| Arc::new(pod.unpack())).collect()
+        lock(&self.index).mounting(&place_of(vm), claims).map(|pod| Arc::new(pod.unpack())).collect()
     }
 
     /// How many kinds are known completely. An observation made when there were fewer may lack objects that exist.
@@ -348,77 +306,12 @@ impl Children {
 
     /// Puts the answer to a write in the cache, so that the next decision does not have to wait for the watch.
     pub(super) fn insert(&self, arrived: Arrived) {
-        let objects = lock(&self.objects);
-        if let Some(list) = lock(&self.lists).get_mut(&arrived.object.key.types()) {
-            list.answered.insert(arrived.object.uid.clone());
-        }
-        self.keep(objects, arrived);
+        lock(&self.index).answer(arrived);
     }
 
-    fn keep(&self, mut objects: MutexGuard<'_, HashMap<VmName, Vec<Packed>>>, Arrived { vm, object }: Arrived) {
-        let Some(vm) = vm.filter(|_| !lock(&self.gone).contains(&object.uid)) else { return };
-        let of_vm = objects.entry(vm.clone()).or_default();
-        if find(of_vm, &object.key).is_none_or(|known| known.version <= object.version) {
-            let uid = object.uid.clone();
-            let is_elsewhere = self.has_object(&uid) && of_vm.iter().all(|known| known.uid != uid);
-            self.put(&vm, of_vm, object);
-            // A claim of nobody that was just labelled, or a Pod that named another VM.
-            if is_elsewhere {
-                let others = objects.iter_mut().filter(|(place, _)| **place != vm);
-                others.for_each(|(_, objects)| objects.retain(|known| known.uid != uid));
-            }
-        }
-    }
-
-    fn put(&self, vm: &VmName, objects: &mut Vec<Packed>, object: Packed) {
-        self.note_mounts(vm, &object);
-        if object.key.is_report() {
-            lock(&self.reports).insert(report_name(vm, &object.key), (vm.clone(), object.uid.clone()));
-        }
-        let mut uids = lock(&self.uids);
-        uids.insert(self.hasher.hash_one(&object.uid));
-        match objects.iter_mut().find(|known| known.key == object.key) {
-            Some(known) => {
-                let former = std::mem::replace(known, object);
-                if former.uid != known.uid {
-                    uids.remove(&self.hasher.hash_one(&former.uid));
-                    self.forget_mounts(vm, &former);
-                }
-            }
-            None => objects.push(object),
-        }
-    }
-
-    /// A Pod's volumes never change, so this is done once for each Pod.
-    fn note_mounts(&self, vm: &VmName, pod: &Packed) {
-        for claim in &pod.claims {
-            let mut mounts = lock(&self.mounts);
-            let pods = mounts.entry((vm.0.clone(), claim.clone())).or_default();
-            match pods.iter_mut().find(|(_, uid)| *uid == pod.uid) {
-                Some((known, _)) => known.clone_from(vm),
-                None => pods.push((vm.clone(), pod.uid.clone())),
-            }
-        }
-    }
-
-    fn forget_mounts(&self, (namespace, _): &VmName, pod: &Packed) {
-        let mut mounts = lock(&self.mounts);
-        for claim in &pod.claims {
-            let claim = (namespace.clone(), claim.clone());
-            let Some(pods) = mounts.get_mut(&claim) else { continue };
-            pods.retain(|(_, uid)| *uid != pod.uid);
-            if pods.is_empty() {
-                mounts.remove(&claim);
-            }
-        }
-    }
-
-    fn forget_report(&self, vm: &VmName, report: &Packed) {
-        let mut reports = lock(&self.reports);
-        let name = report_name(vm, &report.key);
-        if reports.get(&name).is_some_and(|(place, uid)| place == vm && *uid == report.uid) {
-            reports.remove(&name);
-        }
+    /// Whether the cache has an object with that UID.
+    pub fn has_object(&self, uid: &str) -> bool {
+        lock(&self.index).has(uid)
     }
 
     /// Starts the watch of a kind.
@@ -518,50 +411,19 @@ impl Children {
 
     /// Puts an event of a watch in the cache. Returns whether the list of the kind is complete now.
     fn apply_event(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
-        match event {
-            Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
-            Event::InitApply(arrived) => {
-                if let Some(list) = lock(&self.lists).get_mut(kind) {
-                    list.listed.insert(arrived.object.uid.clone());
-                }
-                self.leave_former(&arrived);
-                self.update(arrived);
-            }
-            Event::InitDone => {
-                let (unlisted, answered) = {
-                    // No answer comes in between.
-                    let objects = lock(&self.objects);
-                    let List { listed, answered } = lock(&self.lists).remove(kind).unwrap_or_default();
-                    let is_unlisted = |known: &Packed| is_of(&known.key, kind) && !listed.contains(&known.uid);
-                    (select(&objects, is_unlisted), answered)
-                };
-                let (unsure, gone): (Vec<_>, Vec<_>) =
-                    unlisted.into_iter().partition(|(_, _, uid)| answered.contains(uid));
-                gone.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
-                if !unsure.is_empty() {
-                    tokio::spawn(self.clone().ask(kind.clone(), unsure));
-                }
-                return true;
-            }
-            Event::Apply(arrived) => {
-                self.leave_former(&arrived);
-                self.update(arrived);
-            }
-            Event::Delete(arrived) => {
-                self.leave_former(&arrived);
-                if let Some(vm) = &arrived.vm {
-                    self.remove(vm, arrived.object.uid);
-                }
-            }
+        let Changes { vms, is_complete, unsure } = lock(&self.index).apply(kind, event);
+        self.trigger(&vms);
+        if !unsure.is_empty() {
+            tokio::spawn(self.clone().ask(kind.clone(), unsure));
         }
-        false
+        is_complete
     }
 
     /// Asks the API server for objects that it has named in an answer while their kind was listed, and that the list does not
     /// show: the list may be older than they are. Those that do not exist are removed. The watch goes on
     /// from the list, so it reports a later deletion of those that exist.
     async fn ask(self: Arc<Self>, kind: TypeMeta, unsure: Vec<Known>) {
-        for (vm, name, uid) in unsure {
+        for Known { vm, name, uid } in unsure {
             let ask = async || {
                 let resource = self.resources.of(&kind).await?;
                 api::<Meta>(&self.client, Some(&vm.0), &resource).get_opt(&name).await
@@ -574,126 +436,25 @@ impl Children {
                 sleep(ASK_AGAIN).await;
             };
             if !exists {
-                self.remove(&vm, uid);
+                let vms = lock(&self.index).remove(&vm, uid);
+                self.trigger(&vms);
             }
         }
-    }
-
-    /// Removes an object from the VM that its label named before, if it now names another VM or none.
-    fn leave_former(&self, Arrived { vm, object }: &Arrived) {
-        let uid = &object.uid;
-        if !self.has_object(uid) {
-            return;
-        }
-        let is_in_place = vm.as_ref().is_some_and(|vm| {
-            lock(&self.objects).get(vm).is_some_and(|objects| objects.iter().any(|known| known.uid == *uid))
-        });
-        if !is_in_place {
-            let former = select(&lock(&self.objects), |known| known.uid == *uid);
-            former.iter().for_each(|(former, _, uid)| self.drop_object(former, uid));
-        }
-    }
-
-    fn update(&self, Arrived { vm, object }: Arrived) {
-        let Some(vm) = vm else { return };
-        let users = {
-            let mut all = lock(&self.objects);
-            let objects = all.entry(vm.clone()).or_default();
-            let known = find(objects, &object.key);
-            // The answer to our own write is in the cache already, perhaps a newer one.
-            if known.is_some_and(|known| known.uid == object.uid && known.version >= object.version) {
-                return;
-            }
-            let same = known.is_some_and(|known| known.is_same(&object));
-            if known.is_none() {
-                // It may have been taken for gone.
-                lock(&self.gone).retain(|gone| *gone != object.uid);
-            }
-            let (key, claims) = (object.key.clone(), object.claims.clone());
-            self.put(&vm, objects, object);
-            if same {
-                return;
-            }
-            let users = self.users_of(&all, &vm, &claims).into_iter();
-            users.chain(self.reporter_of(&all, &vm, &key)).collect::<Vec<_>>()
-        };
-        self.trigger(&vm);
-        users.iter().for_each(|user| self.trigger(user));
-    }
-
-    /// The other VMs that have the claims which a Pod can write to. While claims are still listed, all VMs are reconciled afterwards anyway.
-    fn users_of(&self, objects: &HashMap<VmName, Vec<Packed>>, vm: &VmName, claims: &[Box<str>]) -> Vec<VmName> {
-        let has = |of_vm: &[Packed], claim: &str| of_vm.iter().any(|it| it.key.is_claim() && it.key.name == claim);
-        let own = objects.get(vm).map(Vec::as_slice).unwrap_or_default();
-        let foreign: Vec<_> = claims.iter().filter(|claim| vm.1.is_empty() || !has(own, claim)).collect();
-        if foreign.is_empty() || !self.knows(&persistent_volume_claims()) {
-            return Vec::new();
-        }
-        let others = objects.iter().filter(|(place, _)| place.0 == vm.0 && *place != vm);
-        others
-            .filter(|(_, of_vm)| foreign.iter().any(|claim| has(of_vm, claim)))
-            .map(|(place, _)| place.clone())
-            .collect()
-    }
-
-    /// The other VM that has the Pod which a report is about, if the report is kept under a VM that does not: somebody has changed its owner.
-    fn reporter_of(&self, objects: &HashMap<VmName, Vec<Packed>>, vm: &VmName, report: &ObjectKey) -> Option<VmName> {
-        let has_pod = |of_vm: &[Packed]| of_vm.iter().any(|it| it.key.is_pod() && *it.uid == *report.name);
-        let is_own = || objects.get(vm).is_some_and(|of_vm| has_pod(of_vm));
-        if !report.is_report() || is_own() || !self.has_object(&report.name) {
-            return None;
-        }
-        objects.iter().find(|(place, of_vm)| place.0 == vm.0 && has_pod(of_vm)).map(|(place, _)| place.clone())
-    }
-
-    fn remove(&self, vm: &VmName, uid: Box<str>) {
-        {
-            let mut gone = lock(&self.gone);
-            gone.truncate(REMEMBERED - 1);
-            gone.push_front(uid.clone());
-        }
-        // In this order: an answer that comes from now on is dropped, and one that came just before is removed.
-        self.drop_object(vm, &uid);
     }
 
     /// Removes an object that does not exist any more, as the API server answered.
     pub(super) fn remove_missing(&self, uid: &str) {
-        let known = select(&lock(&self.objects), |known| *known.uid == *uid);
-        known.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
+        let vms = lock(&self.index).remove_missing(uid);
+        self.trigger(&vms);
     }
 
-    fn drop_object(&self, vm: &VmName, uid: &str) {
-        let users = {
-            let mut objects = lock(&self.objects);
-            let Some(of_vm) = objects.get_mut(vm) else { return };
-            // An object of the same name that was created since stays. A kind that is watched in two versions of its API has two entries.
-            let dropped: Vec<Packed> = of_vm.extract_if(.., |known| *known.uid == *uid).collect();
-            if dropped.is_empty() {
-                return;
-            }
-            for object in &dropped {
-                self.forget_mounts(vm, object);
-                self.forget_report(vm, object);
-            }
-            lock(&self.uids).remove(&self.hasher.hash_one(uid));
-            if of_vm.is_empty() {
-                objects.remove(vm);
-            }
-            let users = dropped.iter().flat_map(|object| self.users_of(&objects, vm, &object.claims));
-            users.chain(dropped.iter().filter_map(|it| self.reporter_of(&objects, vm, &it.key))).collect::<Vec<_>>()
-        };
-        self.trigger(vm);
-        users.iter().for_each(|user| self.trigger(user));
-    }
-
-    fn trigger(&self, (namespace, vm): &VmName) {
-        // A Pod, a claim or a report of no VM.
-        if vm.is_empty() {
-            return;
+    fn trigger(&self, vms: &[VmName]) {
+        // Without a name it is a Pod, a claim or a report of no VM.
+        for (namespace, vm) in vms.iter().filter(|(_, vm)| !vm.is_empty()) {
+            debug!(vm, namespace, "an object changed");
+            // When the manager ends nobody receives this.
+            let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
         }
-        debug!(vm, namespace, "an object changed");
-        // When the manager ends nobody receives this.
-        let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
     }
 }
 
@@ -701,33 +462,9 @@ fn place_of(vm: &VirtualMachine) -> VmName {
     (vm.namespace().unwrap_or_default().into(), vm.name_any().into())
 }
 
-/// A report's namespace and name.
-type ReportName = (Box<str>, Box<str>);
-
-fn report_name((namespace, _): &VmName, report: &ObjectKey) -> ReportName {
-    (namespace.clone(), report.name.as_str().into())
-}
-
 /// The place of Pods, claims and reports that name no VM.
 fn nobody(namespace: &str) -> VmName {
     (namespace.into(), "".into())
-}
-
-/// A claim's namespace and name.
-type ClaimName = (Box<str>, Box<str>);
-
-/// A Pod: the VM under which the cache has it, and its UID.
-type PodName = (VmName, Box<str>);
-
-/// An object in the cache: its VM, its name and its UID.
-type Known = (VmName, String, Box<str>);
-
-fn select(objects: &HashMap<VmName, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<Known> {
-    let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
-    known
-        .filter(|(_, known)| which(known))
-        .map(|(vm, known)| (vm.clone(), known.key.name.clone(), known.uid.clone()))
-        .collect()
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>, resource: &ApiResource) -> Api<K>
@@ -748,14 +485,6 @@ fn is_whole(kind: &TypeMeta) -> bool {
 /// may still run a guest, any Pod may mount a claim of a VM, a backup may bring a claim back without labels, and a report is found by its name.
 fn needs_labels(kind: &TypeMeta) -> bool {
     !is_whole(kind) && *kind != stateful_sets()
-}
-
-fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {
-    key.kind == kind.kind && key.api_version == kind.api_version
-}
-
-fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
-    objects.iter().find(|object| object.key == *key)
 }
 
 /// The same event about another type.

@@ -1,6 +1,9 @@
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use super::*;
+use crate::object::persistent_volume_claims;
 
 /// No request is ever sent to it.
 fn children() -> (Arc<Children>, mpsc::UnboundedReceiver<ObjectRef<PackedVm>>) {
@@ -29,10 +32,15 @@ fn kind() -> TypeMeta {
 }
 
 fn known(children: &Children) -> Vec<String> {
-    let objects = lock(&children.objects);
-    let mut names: Vec<_> = objects.values().flatten().map(|known| known.key.name.clone()).collect();
+    let mut names: Vec<_> = all(&lock(&children.index)).map(|known| known.key.name.clone()).collect();
     names.sort();
     names
+}
+
+/// All objects.
+fn all(index: &Index) -> impl Iterator<Item = &Packed> {
+    let objects: Vec<&Packed> = index.elsewhere(&("ns".into(), "no VM".into())).map(|(_, object)| object).collect();
+    objects.into_iter()
 }
 
 #[tokio::test]
@@ -41,7 +49,7 @@ async fn an_object_whose_label_names_another_vm_leaves_the_former_one() {
     let mut triggered_vms =
         || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
     let name = |vm: &str| ("ns".into(), vm.into());
-    let has = |vm| lock(&children.objects).contains_key(&name(vm));
+    let has = |vm| !lock(&children.index).of(&name(vm)).is_empty();
     children.apply_event(&kind(), Event::Apply(service("apple", 1)));
     assert_eq!((triggered_vms(), has("vm")), (vec!["vm".to_owned()], true));
     children.apply_event(&kind(), Event::Apply(of(None, "apple", 2)));
@@ -58,7 +66,7 @@ async fn an_object_whose_label_names_another_vm_leaves_the_former_one() {
     children.apply_event(&kind(), Event::InitApply(of(None, "pear", 7)));
     children.apply_event(&kind(), Event::InitDone);
     assert!(!has("vm"));
-    assert!(lock(&children.uids).is_empty());
+    assert!(!children.has_object("uid of apple") && !children.has_object("uid of pear"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,8 +139,7 @@ async fn the_api_server_is_asked_for_what_was_made_while_its_kind_was_listed() {
     assert!(known(&children).is_empty(), "an answer that is slower than the watch brings nothing back");
     children.apply_event(&kind(), Event::Apply(service("made", 7)));
     children.insert(service("made", 8));
-    let objects = lock(&children.objects);
-    assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [8]);
+    assert_eq!(all(&lock(&children.index)).map(|known| known.version).collect::<Vec<_>>(), [8]);
 }
 
 /// An API server that lists a Service, refuses its watch, and then its list as often as `refusals` says.
@@ -193,11 +200,12 @@ async fn a_vm_is_reconciled_when_a_pod_of_others_comes_that_can_write_to_its_cla
         object.pack(&kind, &Shapes::default())
     };
     let labels = json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple" });
+    let claims = persistent_volume_claims();
+    children.apply_event(&claims, Event::Init);
     for name in ["one", "two"] {
         let metadata =
             json!({ "name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels.clone() });
-        let kind = persistent_volume_claims();
-        children.apply_event(&kind, Event::Apply(whole(kind.clone(), json!({ "metadata": metadata }))));
+        children.apply_event(&claims, Event::InitApply(whole(claims.clone(), json!({ "metadata": metadata }))));
     }
     let volume = |claim: &str| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } });
     let debug = |version: u32| {
@@ -211,7 +219,7 @@ async fn a_vm_is_reconciled_when_a_pod_of_others_comes_that_can_write_to_its_cla
     children.apply_event(&crate::object::pods(), Event::Apply(debug(2)));
     assert_eq!(triggered_vms(), [""; 0]);
     children.apply_event(&crate::object::pods(), Event::Delete(debug(3)));
-    lock(&children.kinds).insert(persistent_volume_claims(), watch::channel(WatchState::Complete).1);
+    children.apply_event(&claims, Event::InitDone);
     children.apply_event(&crate::object::pods(), Event::Apply(debug(4)));
     assert_eq!(triggered_vms(), ["apple"]);
     let vm: VirtualMachine = serde_json::from_value(json!({
@@ -283,6 +291,6 @@ async fn a_report_is_found_by_the_uid_of_its_pod() {
         assert_eq!(seen(&vm("pear", Some("pod"))), ["report"], "{what}");
         children.apply_event(&reports(), Event::Delete(report(5)));
         assert_eq!(seen(&vm("pear", Some("pod"))), [""; 0], "{what}");
-        assert!(lock(&children.reports).is_empty(), "{what}");
+        assert!(lock(&children.index).report("ns", "pod").is_none(), "{what}");
     }
 }

@@ -1,6 +1,6 @@
 //! Whose a claim, a Pod or a report is, if its labels and owners say nothing or something wrong: the status of each VM says which it uses.
 
-use std::{collections::BTreeSet, hash::BuildHasher as _};
+use std::collections::BTreeSet;
 
 use kube::{Resource as _, ResourceExt};
 
@@ -8,7 +8,7 @@ use super::{Children, place_of};
 use crate::{
     api::VirtualMachine,
     claims,
-    cluster::packed::{Packed, PackedVm, Used},
+    cluster::packed::{Packed, PackedVm, Used, VmName},
     object::{VM_ANNOTATION, belongs_to},
     observed::{Claimant, Object, whose::is_named_by},
     process::lock,
@@ -85,10 +85,9 @@ impl Children {
         if !named.into_iter().any(|uid| is_lost(&uid)) {
             return Vec::new();
         }
-        let objects = lock(&self.objects);
+        let index = lock(&self.index);
         let place = place_of(vm);
-        let elsewhere = objects.iter().filter(|(other, _)| other.0 == place.0 && **other != place);
-        let pods = elsewhere.flat_map(|(_, objects)| objects).filter(|object| object.key.is_pod());
+        let pods = index.elsewhere(&place).map(|(_, object)| object).filter(|object| object.key.is_pod());
         let named = pods.filter(|pod| is_named_by(vm, &pod.uid)).map(Packed::unpack);
         named.filter(|pod| pod.is_of(vm)).collect()
     }
@@ -100,20 +99,21 @@ impl Children {
         let lost: Vec<&str> =
             used.filter(|uid| self.has_object(uid) && found.iter().all(|object| object.uid != *uid)).collect();
         let (false, Some(vms)) = (lost.is_empty(), self.vms.get()) else { return Vec::new() };
-        let namespace = place_of(vm).0;
         let exists = |name: &str| {
             let is_it = |other: &PackedVm| {
                 other.meta().namespace == vm.metadata.namespace && other.meta().name.as_deref() == Some(name)
             };
             vms.find(is_it).is_some()
         };
-        let objects = lock(&self.objects);
-        let elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace && !place.1.is_empty());
-        let elsewhere = elsewhere.flat_map(|(place, objects)| objects.iter().map(move |object| (place, object)));
-        let lost = elsewhere.filter(|(_, object)| object.key.is_claim() && lost.contains(&object.uid.as_ref()));
-        let lost = lost.filter(|(place, _)| !exists(&place.1)).map(|(_, object)| {
+        let place = place_of(vm);
+        let lost: Vec<(VmName, Object)> = {
+            let index = lock(&self.index);
+            let named = index.elsewhere(&place).filter(|(other, _)| !other.1.is_empty());
+            let lost = named.filter(|(_, object)| object.key.is_claim() && lost.contains(&object.uid.as_ref()));
+            lost.map(|(other, object)| (other.clone(), object.unpack())).collect()
+        };
+        let lost = lost.into_iter().filter(|(other, _)| !exists(&other.1)).map(|(_, mut claim)| {
             // From here on it is as if the annotation said whose it is.
-            let mut claim = object.unpack();
             claim.annotations.insert(VM_ANNOTATION.into(), vm.name_any());
             claim
         });
@@ -128,17 +128,8 @@ impl Children {
         let about: BTreeSet<&String> = pods.chain(named).collect();
         let is_found = |name: &str| found.iter().any(|object| object.key.is_report() && object.key.name == name);
         let (namespace, _) = place_of(vm);
-        let objects = lock(&self.objects);
-        let reports = lock(&self.reports);
-        let lost = about.into_iter().filter(|name| !is_found(name)).filter_map(|name| {
-            let (place, uid) = reports.get(&(namespace.clone(), name.as_str().into()))?;
-            objects.get(place)?.iter().find(|object| object.uid == *uid).map(Packed::unpack)
-        });
-        lost.collect()
-    }
-
-    /// Whether the cache has an object with that UID.
-    pub fn has_object(&self, uid: &str) -> bool {
-        lock(&self.uids).contains(&self.hasher.hash_one(uid))
+        let index = lock(&self.index);
+        let lost = about.into_iter().filter(|name| !is_found(name));
+        lost.filter_map(|name| index.report(&namespace, name)).map(Packed::unpack).collect()
     }
 }

@@ -423,7 +423,7 @@ impl Children {
     /// show: the list may be older than they are. Those that do not exist are removed. The watch goes on
     /// from the list, so it reports a later deletion of those that exist.
     async fn ask(self: Arc<Self>, kind: TypeMeta, unsure: Vec<Known>) {
-        for Known { vm, name, uid } in unsure {
+        for Known { vm, name, uid, .. } in unsure {
             let ask = async || {
                 let resource = self.resources.of(&kind).await?;
                 api::<Meta>(&self.client, Some(&vm.0), &resource).get_opt(&name).await

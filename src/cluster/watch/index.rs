@@ -79,6 +79,7 @@ pub(super) struct Known {
     pub name: String,
     /// Its UID.
     pub uid: Box<str>,
+    version: u64,
 }
 
 impl Index {
@@ -106,10 +107,13 @@ impl Index {
             }
             Event::Apply(arrived) => Changes { vms: self.arrive(arrived), ..Changes::default() },
             Event::Delete(arrived) => {
-                let mut vms = self.leave_former(&arrived);
-                if let Some(vm) = &arrived.vm {
-                    vms.extend(self.remove(vm, arrived.object.uid));
+                let uid = arrived.object.uid;
+                let places = self.elsewhere_as(arrived.vm.as_ref(), &uid).into_iter().map(|known| known.vm);
+                let places: Vec<VmName> = places.chain(arrived.vm).collect();
+                if !places.is_empty() {
+                    self.remember(uid.clone());
                 }
+                let vms = places.iter().flat_map(|vm| self.drop_object(vm, &uid)).collect();
                 Changes { vms, ..Changes::default() }
             }
         }
@@ -126,21 +130,17 @@ impl Index {
             return;
         }
         // A claim of nobody that was just labelled, or a Pod that named another VM.
-        let uid = object.uid.clone();
-        let is_elsewhere = self.has(&uid) && of_vm.iter().all(|known| known.uid != uid);
-        self.put(&vm, object);
-        if is_elsewhere {
-            self.objects.retain(|place, objects| {
-                objects.retain(|known| *place == vm || known.uid != uid);
-                !objects.is_empty()
-            });
+        let former = self.elsewhere_as(Some(&vm), &object.uid);
+        if former.iter().any(|known| known.version > object.version) {
+            return;
         }
+        former.iter().for_each(|Known { vm, uid, .. }| drop(self.drop_object(vm, uid)));
+        self.put(&vm, object);
     }
 
     /// Removes an object that does not exist any more. An answer that comes later brings it back no more.
     pub fn remove(&mut self, vm: &VmName, uid: Box<str>) -> Vec<VmName> {
-        self.gone.truncate(REMEMBERED - 1);
-        self.gone.push_front(uid.clone());
+        self.remember(uid.clone());
         self.drop_object(vm, &uid)
     }
 
@@ -178,6 +178,11 @@ impl Index {
         self.uids.contains(&self.hasher.hash_one(uid))
     }
 
+    fn remember(&mut self, uid: Box<str>) {
+        self.gone.truncate(REMEMBERED - 1);
+        self.gone.push_front(uid);
+    }
+
     fn at(&self, (vm, uid): &Place) -> Option<&Packed> {
         self.of(vm).iter().find(|known| known.uid == *uid)
     }
@@ -186,25 +191,31 @@ impl Index {
         let known = self.objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
         let known = known.filter(|(_, known)| which(known));
         known
-            .map(|(vm, known)| Known { vm: vm.clone(), name: known.key.name.clone(), uid: known.uid.clone() })
+            .map(|(vm, known)| Known {
+                vm: vm.clone(),
+                name: known.key.name.clone(),
+                uid: known.uid.clone(),
+                version: known.version,
+            })
             .collect()
     }
 
-    /// Takes an object as a watch or a list shows it.
-    fn arrive(&mut self, arrived: Arrived) -> Vec<VmName> {
-        let mut vms = self.leave_former(&arrived);
-        vms.extend(self.update(arrived));
-        vms
+    /// The object with that UID, if it is not kept under this VM: its label named another one before, or none.
+    fn elsewhere_as(&self, vm: Option<&VmName>, uid: &str) -> Vec<Known> {
+        let is_it = |known: &Packed| *known.uid == *uid;
+        let is_here = || vm.is_some_and(|vm| self.of(vm).iter().any(is_it));
+        if !self.has(uid) || is_here() { Vec::new() } else { self.select(is_it) }
     }
 
-    /// Removes an object from the VM that its label named before, if it now names another VM or none.
-    fn leave_former(&mut self, Arrived { vm, object }: &Arrived) -> Vec<VmName> {
-        let is_here = |known: &Packed| known.uid == object.uid;
-        if !self.has(&object.uid) || vm.as_ref().is_some_and(|vm| self.of(vm).iter().any(is_here)) {
+    /// Takes an object as a watch or a list shows it. An answer to our own write may have moved a newer one to another VM.
+    fn arrive(&mut self, arrived: Arrived) -> Vec<VmName> {
+        let former = self.elsewhere_as(arrived.vm.as_ref(), &arrived.object.uid);
+        if former.iter().any(|known| known.version > arrived.object.version) {
             return Vec::new();
         }
-        let former = self.select(is_here);
-        former.iter().flat_map(|Known { vm, uid, .. }| self.drop_object(vm, uid)).collect()
+        let mut vms: Vec<VmName> = former.iter().flat_map(|Known { vm, uid, .. }| self.drop_object(vm, uid)).collect();
+        vms.extend(self.update(arrived));
+        vms
     }
 
     fn update(&mut self, Arrived { vm, object }: Arrived) -> Vec<VmName> {
@@ -412,6 +423,29 @@ mod tests {
         for ((_, name), place) in &index.reports {
             assert!(index.at(place).is_some_and(|it| it.key.is_report() && *it.key.name == **name), "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_older_than_what_is_known_is_dropped_also_under_another_vm() {
+        let (nobody, apple) = (("ns".into(), "".into()), ("ns".into(), "apple".into()));
+        let (free, taken): (Seen, Seen) = ((1, 0, 0, 0), (1, 0, 0, 1));
+        let places = |index: &Index| (index.of(&nobody).len(), index.of(&apple).len());
+        let kind = persistent_volume_claims();
+        let mut index = Index::default();
+        index.apply(&kind, Event::Apply(arrived(free, 1)));
+        index.answer(arrived(taken, 3));
+        assert_eq!(places(&index), (0, 1), "our own write has labelled it");
+        // The watch is behind.
+        assert!(index.apply(&kind, Event::Apply(arrived(free, 2))).vms.is_empty());
+        assert_eq!(places(&index), (0, 1));
+        assert_eq!(index.apply(&kind, Event::Apply(arrived(free, 4))).vms, [apple.clone(), nobody.clone()]);
+        assert_eq!(places(&index), (1, 0), "somebody has taken the label away");
+        index.answer(arrived(taken, 3));
+        assert_eq!(places(&index), (1, 0), "an answer is late");
+        // It is deleted under another name than it was kept.
+        index.apply(&kind, Event::Delete(arrived(taken, 5)));
+        index.answer(arrived(free, 4));
+        assert_eq!(places(&index), (0, 0));
     }
 
     proptest! {

@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::{
     api::{
         Quantity, Reason, VirtualMachine,
-        conditions::{NewCondition, RUNNING, STORAGE_READY},
+        conditions::{self, NewCondition, RUNNING, STORAGE_READY},
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus, ListEntry},
     },
@@ -30,7 +30,7 @@ use crate::{
         VM_ANNOTATION,
     },
     observed::{Object, Observed, owning_vm},
-    ownership::owns_condition,
+    ownership::is_said_by_runner,
 };
 
 pub use whose::{Foreign, Whose, goes_with, is_of, is_used, note_origin, uses, was_of, whose, whose_with};
@@ -181,7 +181,9 @@ fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
         .as_ref()
         .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
     let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
-    !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let is_said_by_manager = conditions::find(current, RUNNING).is_some() && !is_said_by_runner(vm, RUNNING);
+    !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && is_said_by_manager
 }
 
 /// Whether a Pod that is not the VM's writes to the claim, as far as it was observed ([`Observed::others`]).
@@ -801,7 +803,8 @@ mod tests {
             let mut claim = json!({ "name": CLAIM, "uid": "u-1" });
             claim.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             vm(|vm| {
-                vm["status"] = json!({ "claims": [claim], "podUid": pod });
+                let running = json!({ "type": "Running", "status": "False", "reason": "Stopped", "message": "", "lastTransitionTime": "2027-01-15T06:00:00Z" });
+                vm["status"] = json!({ "claims": [claim], "podUid": pod, "conditions": [running] });
                 let condition = json!({ "f:status": {}, "f:message": {} });
                 vm["metadata"]["managedFields"] = json!([{
                     "manager": running_by, "operation": "Apply", "subresource": "status",

@@ -35,7 +35,7 @@ pub use self::{
 };
 use crate::{
     api::{
-        PowerState, Reason, VirtualMachine,
+        PowerState, Problem, Reason, VirtualMachine,
         conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY, TEMPLATES_VALID},
         reasons::Effect,
         status::{StateOverride, whole_seconds},
@@ -151,13 +151,8 @@ impl Finding {
     }
 
     /// What is wrong, in one line.
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         self.text.lines().collect::<Vec<_>>().join(" ")
-    }
-
-    /// What is wrong, and what to do: `TEXT -> WHAT TO DO`.
-    fn words(&self) -> String {
-        format!("{}{ARROW}{}", self.line(), self.what_to_do)
     }
 }
 
@@ -243,6 +238,12 @@ impl Facts {
         Some((conditions::reason(ready)?, ready))
     }
 
+    /// What the manager says of a VM that is not Ready, in parts.
+    pub(crate) fn problem(&self) -> Option<&Problem> {
+        let problem = self.vm.status.as_ref()?.problem.as_ref()?;
+        self.not_ready().filter(|(reason, _)| *reason == problem.reason).map(|_| problem)
+    }
+
     /// Whether the VM should have a guest.
     pub(crate) fn is_wanted_up(&self) -> bool {
         let status = self.vm.status.as_ref();
@@ -320,13 +321,7 @@ impl fmt::Display for Explanation {
 /// Explains a VM.
 pub fn explain(facts: &Facts) -> Explanation {
     let name = facts.vm.name_any();
-    let cause = first_cause(facts).map(|found| {
-        // What the manager has looked up, and this program can't see.
-        match facts.condition(READY).filter(|ready| found.what_to_do == see(facts) && ready.message == found.text) {
-            Some(ready) => Finding { since: found.since.clone(), ..of_words(facts, found.cause, ready) },
-            None => found,
-        }
-    });
+    let cause = first_cause(facts);
     let (head, rest) = match (&cause, facts.condition(READY)) {
         (Some(finding), _) => (wrong(facts), told(finding)),
         (None, Some(ready)) if (ready.status == "True" || facts.is_down()) && facts.is_observed() => {
@@ -372,17 +367,17 @@ fn reported(facts: &Facts) -> Option<Finding> {
     Some(of_condition(facts, known.unwrap_or(Cause::ApplyFailed), ready))
 }
 
-/// Between what is wrong and what to do.
-const ARROW: &str = " -> ";
-
 fn see(facts: &Facts) -> String {
     format!("kubectl {} describe vm {}", facts.on_command_line(), facts.vm.name_any())
 }
 
 /// A finding of the manager or the runner, with its own words. They say what to do where that is not obvious.
 pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -> Finding {
+    let problem = facts.problem().filter(|_| condition.type_ == READY);
+    let message = problem.map_or(&condition.message, |problem| &problem.message);
     let see = see(facts);
     let todo = match cause {
+        _ if let Some(todo) = problem.and_then(|problem| problem.what_to_do.clone()) => todo,
         Cause::TemplateError => "mend the template, or the value that it stumbles over".into(),
         Cause::InvalidSpec => "correct that field of the VM".into(),
         Cause::NotAllowed => "take that out of the VM, or ask an administrator to add it to the list".into(),
@@ -393,16 +388,7 @@ pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -
         }
         _ => see,
     };
-    Finding::new(cause, &condition.message, todo).since(Some(since(facts, condition)))
-}
-
-/// A finding in the words with which the manager has explained it: a message of [`Finding::words`].
-fn of_words(facts: &Facts, cause: Cause, condition: &Condition) -> Finding {
-    let found = of_condition(facts, cause, condition);
-    match condition.message.split_once(ARROW) {
-        Some((text, todo)) => Finding { text: text.to_owned(), what_to_do: todo.to_owned(), ..found },
-        None => found,
-    }
+    Finding::new(cause, message, todo).since(Some(since(facts, condition)))
 }
 
 /// Since when the condition has its reason. Its own time is that of its status, which stays when one cause follows another; then the manager records an
@@ -488,7 +474,7 @@ fn told(finding: &Finding) -> String {
     let since = finding.since.as_ref().map(|since| format!("since {since}"));
     let details: Vec<String> = [who, finding.field.clone(), since].into_iter().flatten().collect();
     let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
-    format!(": {}{details}{ARROW}{}", finding.line(), finding.what_to_do)
+    format!(": {}{details} -> {}", finding.line(), finding.what_to_do)
 }
 
 fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | who sets `spec.vm.state` ([`setter`]) | a state that the spec has is obeyed ([`crate::api::stored`]); one that it does not have nobody sets, and the VM keeps its power |
 //! | who applies a field of the VM ([`applier`]), or syncs the size of a claim ([`size_applier`]) | nobody is named, and nothing is refused because of it |
-//! | which of the status is the manager's ([`status_differs`], [`owns_condition`]) | the manager applies its part once more; from then on the API server records changes of the VM |
+//! | which of the status is the manager's ([`status_differs`], [`is_said_by_runner`]) | the manager applies its part once more; from then on the API server records changes of the VM |
 //! | whether a rendered object is as the manager applied it ([`owns_all_of`]) | it is not, and is applied once more |
 //! | which program made an object ([`origin`]) | nobody can say: its owner decides whose it is, and labels do not |
 
@@ -37,10 +37,7 @@ use kube::{ResourceExt, core::ObjectMeta};
 use serde_json::{Map, Value, json};
 
 pub use self::reserved::{is_operators_name, reserved};
-use crate::api::{
-    VirtualMachine, VirtualMachineStatus, conditions,
-    report::{REPORTED_CONDITIONS, REPORTED_FIELDS},
-};
+use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
 
 pub mod origin;
 
@@ -344,32 +341,20 @@ pub fn owns_status_field(vm: &VirtualMachine, field: &str) -> bool {
     status_fields(vm).is_some_and(|fields| fields.get(format!("f:{field}")).is_some())
 }
 
-/// Takes the runner's part of the status for what a runner has reported, and for what the manager applies: so it is after the next write.
-pub fn mark_reported(vm: &mut VirtualMachine) {
-    let present = json!(vm.status);
-    let entries = vm.metadata.managed_fields.get_or_insert_default();
-    let at = entries.iter().position(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER));
-    let at = at.unwrap_or_else(|| {
-        entries.push(ManagedFieldsEntry { manager: Some(STATUS_MANAGER.into()), ..ManagedFieldsEntry::default() });
-        entries.len() - 1
-    });
-    let Some(entry) = entries.get_mut(at) else { return };
-    let fields = &mut entry.fields_v1.get_or_insert_with(|| FieldsV1(json!({}))).0["f:status"];
-    if !fields.is_object() {
-        *fields = json!({});
-    }
-    for field in REPORTED_FIELDS.into_iter().filter(|field| present.get(field).is_some()) {
-        fields[format!("f:{field}")] = json!({});
-    }
-    if let Some(Value::Object(conditions)) = fields.get_mut("f:conditions") {
-        REPORTED_CONDITIONS.iter().for_each(|type_| drop(conditions.remove(&condition_key(type_))));
+/// Whether the status has the condition as a runner has said it last: in a report, or by writing the status as runners of earlier releases do.
+/// This is the only place that decides it.
+pub fn is_said_by_runner(vm: &VirtualMachine, type_: &str) -> bool {
+    let Some(status) = &vm.status else { return false };
+    match &status.reported {
+        Some(reported) => reported.iter().any(|reported| reported == type_),
+        None => conditions::find(&status.conditions, type_).is_some() && !owns_condition(vm, type_),
     }
 }
 
-/// Whether the manager, not the runner, wrote the condition last. If both wrote the same value of a field, both own that field
+/// Whether the manager, not another program, wrote the stored condition last. If both wrote the same value of a field, both own that field
 /// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>). The messages always differ, so only the last writer
 /// owns the message.
-pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
+fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
     let item = status_fields(vm).and_then(|fields| fields["f:conditions"].get(condition_key(type_)));
     item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
 }

@@ -284,7 +284,7 @@ fn reported_end(vm: &VirtualMachine, pod: Option<&Object>) -> Option<End> {
         Reason::StoppedAfterPanic => End::Panic,
         _ => return None,
     };
-    let is_of_guest = !ownership::owns_condition(vm, RUNNING) && pod.is_none_or(|pod| is_report_of(vm, pod));
+    let is_of_guest = ownership::is_said_by_runner(vm, RUNNING) && pod.is_none_or(|pod| is_report_of(vm, pod));
     is_of_guest.then_some(end)
 }
 

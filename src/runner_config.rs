@@ -7,6 +7,7 @@
 //! Sizes are quantities such as `4Gi`, `4 GiB`, `512M` or a number of bytes.
 
 pub mod at_start;
+pub mod faults;
 
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 

@@ -26,12 +26,12 @@ use self::{
     generation::generations,
     guest::{Guest, LastReport, is_lost},
     new_disks::new_disks,
-    ready::{Ready, ready},
+    ready::ready,
 };
 use crate::{
     advice::{advice, summary},
     api::{
-        ObjectKind, PendingChange, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
+        ObjectKind, PendingChange, Problem, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
             POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, SPEC_QUESTIONABLE, STALLED, STATE_OVERRIDDEN,
@@ -44,7 +44,7 @@ use crate::{
     claims::{self, Refusal},
     object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
-    ownership::{OF_GUEST, owns_condition, owns_status_field},
+    ownership::{OF_GUEST, is_said_by_runner},
     plan::{Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::{
         Wanted,
@@ -77,19 +77,13 @@ pub struct Outcome {
     pub unrest: Option<Problem>,
 }
 
-/// Why a VM is not as its spec wants it.
+/// A cause that was looked up: it takes the place of what Ready would say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// The reason of the condition Ready.
-    pub reason: Reason,
-    /// The message of the condition Ready.
+pub struct LookedUp {
+    /// What is wrong, with the names of the objects.
     pub message: String,
-}
-
-impl Problem {
-    fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into() }
-    }
+    /// What a person can do.
+    pub what_to_do: String,
 }
 
 /// The templates of a VM.
@@ -162,14 +156,15 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// The status with the cause why the VM is not as its spec wants it, in the messages of Ready and of what repeats it. If the VM is being deleted,
-    /// the cause is why it still exists.
-    pub fn explained(mut self, vm: &VirtualMachine, cause: &str, now: Timestamp) -> VirtualMachineStatus {
-        let (reason, message) = if vm.metadata.deletion_timestamp.is_some() {
-            (Reason::BeingDeleted, cause.to_owned())
-        } else {
-            (self.reason, format!("{cause}{}", self.tail))
-        };
+    /// The status with the cause why the VM is not as its spec wants it, in `problem`, in the message of Ready, and in what repeats it. If the VM is
+    /// being deleted, the cause is why it still exists.
+    pub fn explained(mut self, vm: &VirtualMachine, cause: LookedUp, now: Timestamp) -> VirtualMachineStatus {
+        let is_going = vm.metadata.deletion_timestamp.is_some();
+        let reason = if is_going { Reason::BeingDeleted } else { self.reason };
+        let LookedUp { message, what_to_do } = cause;
+        let problem = Problem { reason, message, what_to_do: Some(what_to_do) };
+        let message = problem.words() + if is_going { "" } else { &self.tail };
+        self.status.problem = Some(problem);
         let of_type = |type_, status| NewCondition { type_, status, reason, message: message.clone() };
         let changed = [of_type(READY, false)].into_iter().chain(reason.is_stalled().then(|| of_type(STALLED, true)));
         let changed = conditions::with_times(changed.collect(), current_conditions(vm), vm.metadata.generation, now);
@@ -190,6 +185,10 @@ impl Draft {
                 condition.message.clone_from(&same.message);
             }
         }
+        let known = vm.status.as_ref().and_then(|status| status.problem.as_ref());
+        if let Some(known) = known.filter(|known| known.reason == self.reason) {
+            self.status.problem = Some(known.clone());
+        }
         self.status
     }
 }
@@ -204,15 +203,16 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
     let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pods = Pods::new(vm, observed, plan);
     let guest = Guest::new(vm, pods.own, reports::is_of_pod(vm, observed));
-    let Ready { condition: ready, tail } = ready(reconciled, &guest, pods);
-    let reason = ready.reason;
+    let ready = ready(reconciled, &guest, pods);
+    let (reason, tail) = (ready.reason(), ready.tail().to_owned());
     let phase = phase(reconciled, &guest, pods, reason);
     // While nothing can be rendered, the claims that are known stay known.
     let known = || vm.status.as_ref().map(|status| status.claims.clone()).unwrap_or_default();
     let claims =
         rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
 
-    let mut new = vec![templates_valid(reconciled), ready];
+    let problem = ready.problem();
+    let mut new = vec![templates_valid(reconciled), ready.into()];
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(state_overridden(vm, plan));
@@ -243,6 +243,7 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
         power: plan.power.remembered(),
         state_override: plan.power.until.in_force.clone(),
         state_until_ignored: plan.power.until.ignored.clone(),
+        problem,
         conditions,
         templates: source.set.filter(|_| rendered.is_ok()).map(|set| RenderedFrom {
             set: vm.template_set().map(str::to_owned),
@@ -283,12 +284,12 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
 
 /// The conditions of a report, if the manager writes none of that type.
 fn reported(vm: &VirtualMachine, written: &[Condition]) -> Vec<Condition> {
-    if !owns_status_field(vm, "podUid") {
+    if !reports::is_folded(vm) {
         return Vec::new();
     }
     let is_reported = |condition: &&Condition| {
         REPORTED_CONDITIONS.contains(&condition.type_.as_str())
-            && !owns_condition(vm, &condition.type_)
+            && is_said_by_runner(vm, &condition.type_)
             && conditions::find(written, &condition.type_).is_none()
     };
     current_conditions(vm).iter().filter(is_reported).cloned().collect()
@@ -296,7 +297,7 @@ fn reported(vm: &VirtualMachine, written: &[Condition]) -> Vec<Condition> {
 
 /// The changes that wait for QEMU's next start, as a report has them.
 fn pending_of_runner(vm: &VirtualMachine, is_silent: bool) -> impl Iterator<Item = PendingChange> + '_ {
-    let is_folded = !is_silent && owns_status_field(vm, "podUid");
+    let is_folded = !is_silent && reports::is_folded(vm);
     let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
     changes.filter(move |change| is_folded && !change.is_of_manager()).cloned()
 }
@@ -321,11 +322,11 @@ fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
         Wait::NotOurs(key) => ready::name_taken(key),
         wait => Problem::new(Reason::WaitingForDeletion, format!("waiting until {} is gone", wait.key())),
     });
-    let Problem { reason, message } = {
+    let problem = {
         let Outcome { beside, unrest, .. } = reconciled.outcome;
         beside.iter().cloned().chain(waits).chain(unrest.clone()).next()?
     };
-    Some(NewCondition { type_: OBJECTS_READY, status: false, reason, message })
+    Some(NewCondition { type_: OBJECTS_READY, status: false, reason: problem.reason, message: problem.words() })
 }
 
 /// For tools that wait for a VM and know nothing of its reasons: they wait no longer
@@ -472,8 +473,8 @@ fn is_failure(ready: Reason) -> bool {
 fn templates_valid(reconciled: &Reconciled<'_>) -> NewCondition {
     let (status, reason, message) = match (reconciled.rendered, reconciled.source.refused) {
         (Err(error), _) => {
-            let Problem { reason, message } = not_rendered(reconciled, error);
-            (false, reason, message)
+            let problem = not_rendered(reconciled, error);
+            (false, problem.reason, problem.words())
         }
         (Ok(_), Some(error)) if error.of_values => {
             let message = format!(

@@ -30,26 +30,6 @@ use super::{
 pub const REPORTED_CONDITIONS: [&str; 7] =
     [RUNNING, BOOTED, VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED, CHANGES_APPLIED, DEVICES_READY];
 
-/// The fields of a VM's status that runners report, except `conditions` and `pendingChanges`, of which others write a part.
-pub const REPORTED_FIELDS: [&str; 16] = [
-    "accelerator",
-    "configDigest",
-    "consoleClient",
-    "cpus",
-    "displayPasswordExpiry",
-    "displayPasswordSerial",
-    "identity",
-    "loggedInUser",
-    "osinfo",
-    "podUid",
-    "ram",
-    "rebootCount",
-    "relayPort",
-    "resetCount",
-    "runnerVersion",
-    "serialUsers",
-];
-
 /// The longest text that a guest, a viewer or a configuration may cause, in characters.
 pub const LONGEST_TEXT: u32 = 512;
 /// The longest message of a condition, in characters.
@@ -245,6 +225,7 @@ impl VmReportStatus {
             osinfo,
         } = self;
         conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
+        status.reported = Some(conditions.iter().map(|condition| condition.type_.clone()).collect());
         for condition in &mut conditions {
             let before = conditions::find(&status.conditions, &condition.type_);
             let since = before.filter(|before| before.status == condition.status).map(|it| &it.last_transition_time);

@@ -111,6 +111,9 @@ pub struct VirtualMachineStatus {
     /// The claims of a VM that nobody has had since its pool has made it. Absent until all of them exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_disks: Option<NewDisks>,
+    /// What the condition Ready says of a VM that can't be as its spec wants it, in parts. Absent while a person need not know of anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
     /// The VM's conditions (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
@@ -155,6 +158,37 @@ pub struct VirtualMachineStatus {
     /// The user to whom the VM is assigned, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+    /// The types of the conditions that come from a report, while one counts ([`super::VmReportStatus::fold_into`]). Nobody stores this.
+    #[serde(skip)]
+    pub reported: Option<Vec<String>>,
+}
+
+/// Why a VM is not as its spec wants it.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// The reason of the condition Ready.
+    pub reason: Reason,
+    /// What is wrong, with the names of the objects.
+    pub message: String,
+    /// What a person can do, where the manager knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub what_to_do: Option<String>,
+}
+
+impl Problem {
+    /// A problem of which the message says all that is known.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), what_to_do: None }
+    }
+
+    /// The problem for people: `MESSAGE`, or `MESSAGE -> WHAT TO DO`.
+    pub fn words(&self) -> String {
+        match &self.what_to_do {
+            Some(todo) => format!("{} -> {todo}", self.message),
+            None => self.message.clone(),
+        }
+    }
 }
 
 /// Whether the claims of a VM are its own from the beginning.

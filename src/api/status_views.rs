@@ -72,6 +72,10 @@ impl VirtualMachineStatus {
         for condition in &mut self.conditions {
             clean_text(&mut condition.message, SHORT_TEXT);
         }
+        if let Some(problem) = &mut self.problem {
+            clean_text(&mut problem.message, SHORT_TEXT);
+            problem.what_to_do.iter_mut().for_each(|text| clean_text(text, SHORT_TEXT));
+        }
         for claim in &mut self.claims {
             claim.findings.clear();
         }
@@ -116,6 +120,7 @@ impl VirtualMachineStatus {
             retry: None,
             guest_generation: None,
             taken_generation: None,
+            problem: None,
             pending_changes: Vec::new(),
             serial_users: Vec::new(),
             cpus: Some(0),
@@ -137,6 +142,7 @@ impl VirtualMachineStatus {
             observed_generation: None,
             guest_generation: None,
             taken_generation: None,
+            problem: None,
             templates: None,
             object_kinds: Vec::new(),
             pending_changes: Vec::new(),

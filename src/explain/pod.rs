@@ -7,11 +7,12 @@ use k8s_openapi::{
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{ARROW, Cause, Facts, Finding, instant, of_condition, of_words, owner_of, time, upload};
+use super::{Cause, Facts, Finding, instant, of_condition, owner_of, time, upload};
 use crate::{
     api::{OnPanic, Reason, WatchdogAction, conditions},
     object::{AGENT_NAME, PASST_NAME},
     observed::{Object, end_of},
+    runner_config::faults::fault,
 };
 
 /// How long a runner may take until its first report.
@@ -262,9 +263,9 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
             if reason == "ImagePullBackOff"
                 && why.is_none()
                 && let Some((Reason::ImagePullFailed, ready)) = facts.not_ready()
-                && ready.message.contains(ARROW)
+                && facts.problem().is_some_and(|problem| problem.what_to_do.is_some())
             {
-                return Some(of_words(facts, Cause::ImagePullFailed, ready));
+                return Some(of_condition(facts, Cause::ImagePullFailed, ready));
             }
             let why = why.unwrap_or(message);
             let text = format!("node {} can't get the image {image}: {why}", pod.node_name().unwrap_or("?"));
@@ -376,23 +377,11 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     let cause = match reason {
         Reason::RunnerFailed => {
             let found = of_condition(facts, Cause::RunnerFailed, ready);
-            let fields = [
-                ("CPU model", "spec.vm.cpuModel"),
-                ("phys-bits", "spec.vm.maximumRam"),
-                ("cannot set up guest memory", "spec.vm.maximumRam"),
-                ("bridge helper", "spec.vm.networks"),
-            ];
-            let field = fields.iter().find(|(words, _)| ready.message.contains(words)).map(|(_, field)| *field);
-            let todo = match field {
-                Some(field) => format!("correct {field}; all that QEMU says: kubectl vm logs {name} {place}"),
-                None if ready.message.contains(" lock") => {
-                    format!(
-                        "another process has the disk open: end it; all that QEMU says: kubectl vm logs {name} {place}"
-                    )
-                }
-                None => format!("mend what it names; all that it says: kubectl vm logs {name} {place}"),
-            };
-            return Some(Finding { what_to_do: todo, field: field.map(str::to_owned), ..found });
+            let fault = fault(&found.text);
+            let todo = fault.map_or("mend what it names", |fault| fault.what_to_do);
+            let todo = format!("{todo}; all that it says: kubectl vm logs {name} {place}");
+            let field = fault.and_then(|fault| fault.field).map(str::to_owned);
+            return Some(Finding { what_to_do: todo, field, ..found });
         }
         Reason::ContainerFailed => {
             let found = of_condition(facts, Cause::ContainerFailed, ready);

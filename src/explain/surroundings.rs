@@ -13,14 +13,14 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{Cause, Facts, before_pod, first_cause, neighbours};
+use super::{Cause, Facts, Finding, before_pod, first_cause, neighbours};
 use crate::{
     api::{
         Reason, VirtualMachine, VirtualMachineStatus,
         conditions::{self, READY},
     },
     observed::{Object, end_of},
-    ownership::owns_condition,
+    ownership::is_said_by_runner,
 };
 
 /// How long a VM may be on its way before the manager looks for a cause.
@@ -68,18 +68,19 @@ impl Facts {
         claims: Vec<Object>,
         now: Timestamp,
     ) -> Self {
-        let mut known = vm.status.clone().unwrap_or_default();
         // What the manager has written before, and does not say any more, is no fact.
         let of_runner =
-            |type_: &str| conditions::find(&status.conditions, type_).is_none() && !owns_condition(vm, type_);
+            |type_: &str| conditions::find(&status.conditions, type_).is_none() && is_said_by_runner(vm, type_);
+        let mut facts = vm.clone();
+        let known = facts.status.get_or_insert_default();
         known.conditions.retain(|condition| of_runner(&condition.type_));
         known.conditions.extend(status.conditions.iter().cloned());
         known.observed_generation = status.observed_generation;
         known.ready = status.ready;
-        known.halted = status.halted.clone();
-        known.state_override = status.state_override.clone();
-        let vm = VirtualMachine { status: Some(known), ..vm.clone() };
-        Self { claims: Some(claims), ..Self::new(vm, Some(pod.cloned()), now) }
+        known.problem.clone_from(&status.problem);
+        known.halted.clone_from(&status.halted);
+        known.state_override.clone_from(&status.state_override);
+        Self { claims: Some(claims), ..Self::new(facts, Some(pod.cloned()), now) }
     }
 
     /// Whether it is time to look for a cause; `None` if there is nothing to look for.
@@ -168,17 +169,18 @@ impl Facts {
         of_claims.chain(is_unseen.then(name)).collect()
     }
 
-    /// Why the VM is not as its spec wants it, in the words of `kubectl vm explain`, if the condition Ready does not say it in these words.
-    pub fn words(&self) -> Option<String> {
+    /// Why the VM is not as its spec wants it, in the words of `kubectl vm explain`, if the manager does not say it by itself.
+    pub fn cause(&self) -> Option<Finding> {
         if self.vm.metadata.deletion_timestamp.is_some() {
-            return before_pod::ending(self).map(|finding| finding.words());
+            return before_pod::ending(self);
         }
         let finding = first_cause(self)?;
         let ready = self.condition(READY)?;
+        let said = self.problem().map_or(&ready.message, |problem| &problem.message);
         // The scheduler's words alone are in the message already, with what the manager knows of devices.
         let knows_more = self.nodes.is_some() || self.neighbours.is_some() || !self.events.is_empty();
         let is_of_scheduler = finding.cause == Cause::Unschedulable && !knows_more;
-        (finding.text != ready.message && !is_of_scheduler).then(|| finding.words())
+        (finding.text != *said && !is_of_scheduler).then_some(finding)
     }
 }
 
@@ -373,7 +375,8 @@ mod tests {
     #[test]
     fn the_words_are_those_of_the_command() {
         let cordoned = pending(|value| value["nodes"][0]["spec"]["unschedulable"] = json!(true));
-        assert_eq!(cordoned.words().as_deref(), Some("node node-1 is cordoned -> kubectl uncordon node-1"));
+        let cause = cordoned.cause().unwrap();
+        assert_eq!([cause.line(), cause.what_to_do], ["node node-1 is cordoned", "kubectl uncordon node-1"]);
         let line = crate::explain::explain(&cordoned).line;
         assert!(
             line.starts_with("apple does not run: node node-1 is cordoned (")
@@ -388,25 +391,27 @@ mod tests {
                 (ready["reason"], ready["message"]) = (json!("NameTaken"), json!(message));
             })
         };
-        assert_eq!(failed("Pod apple exists").words(), None);
+        assert_eq!(failed("Pod apple exists").cause(), None);
         // Without the nodes it knows no more than the scheduler says.
-        assert_eq!(pending(|value| value["nodes"] = Value::Null).words(), None);
+        assert_eq!(pending(|value| value["nodes"] = Value::Null).cause(), None);
         // While a VM is being deleted, only what keeps it matters.
         let kept = |value: &mut Value| {
             value["nodes"][0]["spec"]["unschedulable"] = json!(true);
             value["vm"]["metadata"]["deletionTimestamp"] = json!(EARLIER);
         };
-        assert_eq!(pending(kept).words(), None);
+        assert_eq!(pending(kept).cause(), None);
         let kept_by = pending(|value| {
             kept(value);
             value["vm"]["metadata"]["finalizers"] = json!(["example.org/keep"]);
         });
-        assert!(kept_by.words().unwrap().starts_with("the finalizers example.org/keep keep it -> "));
+        assert_eq!(kept_by.cause().unwrap().text, "the finalizers example.org/keep keep it");
         // Who may not read the Pod gets the manager's words.
         let told = pending(|value| {
             value["pod"] = json!("unread");
-            value["vm"]["status"]["conditions"][0]["message"] =
-                json!("node node-1 is cordoned -> kubectl uncordon node-1");
+            value["vm"]["status"]["problem"] = json!({
+                "reason": value["vm"]["status"]["conditions"][0]["reason"],
+                "message": "node node-1 is cordoned", "whatToDo": "kubectl uncordon node-1",
+            });
         });
         let line = crate::explain::explain(&told).line;
         assert!(

@@ -19,10 +19,9 @@ use std::{
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
 
 use crate::{
-    api::{Reason, VirtualMachine},
+    api::{Problem, Reason, VirtualMachine},
     cluster::packed::PackedVm,
     process::lock,
-    status::Problem,
 };
 
 /// How many writes in a row are usual: a start needs about six, and a guest that reboots all the time two each time.
@@ -91,7 +90,7 @@ impl Unrest {
              fields of an object",
             EVERY.as_secs()
         );
-        level.is_restless.then_some((Problem { reason: Reason::Restless, message }, again))
+        level.is_restless.then(|| (Problem::new(Reason::Restless, message), again))
     }
 
     /// Forgets a VM that is gone.

@@ -27,6 +27,7 @@ use tokio::{
 use tracing::debug;
 
 use super::state::Helper;
+use crate::runner_config::faults::fault;
 
 /// The time that a program has until it listens on its socket. QEMU may need some seconds for much memory on huge pages.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,31 +65,9 @@ fn start_hint(source: &io::Error) -> &'static str {
     if source.kind() == io::ErrorKind::NotFound { " (install it in the runner's image)" } else { "" }
 }
 
-/// What to do if passt fails.
-const UNCONFINED: &str = "\na pod network needs seccomp and AppArmor profiles that let passt isolate itself (see passt in the manager's configuration), and a node that lets users make user namespaces";
-
-/// Parts of messages of QEMU and passt, and what to do about them.
-const HINTS: [(&str, &str); 9] = [
-    ("block-curl not found", "\na CD image from a URL needs the package qemu-block-extra in the runner's image"),
-    ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
-    ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
-    (
-        "unsupported machine type",
-        "\nthis runner's QEMU does not have the VM's machine type: use a runner image with a QEMU at least as new as the one that the VM was created with",
-    ),
-    ("Failed to get \"write\" lock", "\nanother process uses the disk; a VM must run only once"),
-    (
-        "bridge helper failed",
-        "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/opt/vmrunner/bridge.conf, which the VM's ConfigMap has",
-    ),
-    ("user namespace", UNCONFINED),
-    ("Failed to sandbox process", UNCONFINED),
-    ("Cannot allocate memory", "\nthe node or the container does not have enough memory for vm.maximumRam"),
-];
-
 /// What to do about a well-known message of a program, on a line of its own. Empty for other messages.
 pub fn hint(message: &str) -> &'static str {
-    HINTS.iter().find(|(pattern, _)| message.contains(pattern)).map_or("", |(_, hint)| hint)
+    fault(message).map_or("", |fault| fault.hint)
 }
 
 /// The command of vm-runner that becomes another program: `vm-runner exec PID PROGRAM ARGUMENTS`.

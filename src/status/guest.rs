@@ -10,7 +10,7 @@ use crate::{
         conditions::{self, RUNNING},
     },
     observed::Object,
-    ownership::owns_condition,
+    ownership::is_said_by_runner,
     power::is_report_of,
 };
 
@@ -49,7 +49,7 @@ impl<'a> Guest<'a> {
     pub fn reports(&self, type_: &str) -> bool {
         let is_over = |condition: &Condition| self.was_killed && condition.status == "True";
         conditions::find(self.conditions, type_)
-            .is_some_and(|condition| !owns_condition(self.vm, type_) && !is_over(condition))
+            .is_some_and(|condition| is_said_by_runner(self.vm, type_) && !is_over(condition))
             && self.pod.is_some_and(|pod| is_report_of(self.vm, pod))
     }
 
@@ -84,7 +84,7 @@ impl<'a> Guest<'a> {
         let is_of_pod = self.pod.is_some_and(|pod| is_report_of(self.vm, pod) && !self.is_down);
         let was_true = condition.status == "True" && !self.was_killed;
         // Otherwise the manager writes no condition of the runner that is not False.
-        let is_taken_over = owns_condition(self.vm, type_) && condition.status != "False";
+        let is_taken_over = !is_said_by_runner(self.vm, type_) && condition.status != "False";
         if self.is_lost {
             (is_of_pod && (was_true || is_taken_over)).then_some(LastReport::NotKnown)
         } else {

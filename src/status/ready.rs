@@ -5,7 +5,7 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
-    Pods, Problem, Reconciled, current_conditions,
+    Pods, Reconciled, current_conditions,
     generation::has_read,
     guest::Guest,
     guest::{is_lost, runner_statuses},
@@ -13,13 +13,14 @@ use super::{
 };
 use crate::{
     api::{
-        Accelerator, Reason, VirtualMachine,
+        Accelerator, Problem, Reason, VirtualMachine,
         conditions::{self, CHANGES_APPLIED, DEVICES_READY, NewCondition, READY, RUNNING},
+        reasons::Effect,
         status::{Halted, whole_seconds},
     },
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
     observed::{NodeState, Object, end_of, printable},
-    ownership::owns_condition,
+    ownership::is_said_by_runner,
     plan::{
         Plan, Wait,
         beside::is_beside,
@@ -32,85 +33,131 @@ use crate::{
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Stands before the changes that a VM whose start fails gets only with a restart.
-const WAITING_CHANGES: &str = "; these changes need a restart: ";
+/// The condition Ready, and what of it is a field of the status.
+pub(super) enum Readiness {
+    /// The VM is as its spec wants it.
+    Ready(Reason, String),
+    /// It is not.
+    Not {
+        /// Why not.
+        problem: Problem,
+        /// What else people should know, such as the time of the next try.
+        more: String,
+    },
+}
 
-/// The condition, and how its message ends.
-pub(super) struct Ready {
-    pub condition: NewCondition,
+impl Readiness {
+    /// The reason of the condition.
+    pub(super) const fn reason(&self) -> Reason {
+        match self {
+            Self::Ready(reason, _) | Self::Not { problem: Problem { reason, .. }, .. } => *reason,
+        }
+    }
+
     /// What follows the problem in the message, and stays if a cause is found for it ([`super::Draft::explained`]).
-    pub tail: String,
+    pub(super) fn tail(&self) -> &str {
+        match self {
+            Self::Ready(..) => "",
+            Self::Not { more, .. } => more,
+        }
+    }
+
+    /// The problem, if a person must know of it.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        match self {
+            Self::Not { problem, .. } if problem.what_to_do.is_some() || problem.reason.effect() == Effect::Warning => {
+                Some(problem.clone())
+            }
+            Self::Ready(..) | Self::Not { .. } => None,
+        }
+    }
+}
+
+impl From<Problem> for Readiness {
+    fn from(problem: Problem) -> Self {
+        Self::Not { problem, more: String::new() }
+    }
+}
+
+impl From<Readiness> for NewCondition {
+    fn from(readiness: Readiness) -> Self {
+        let (status, reason, message) = match readiness {
+            Readiness::Ready(reason, message) => (true, reason, message),
+            Readiness::Not { problem, more } => (false, problem.reason, problem.words() + &more),
+        };
+        Self { type_: READY, status, reason, message }
+    }
 }
 
 /// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
 /// never ready: nothing shows whether it is as that spec wants it.
-pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Ready {
+pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Readiness {
     let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
-        return not_ready(failure.clone());
+        return failure.clone().into();
     }
     let taken = waits(reconciled).find(|wait| matches!(wait, Wait::NotOurs(_)));
     if let Some(wait) = taken {
-        return not_ready(name_taken(wait.key()));
+        return name_taken(wait.key()).into();
     }
     let is_stopping = plan.power.wanted != Wanted::Up && pods.own.or(pods.previous).is_some();
     if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
-        return not_ready(Problem::new(Reason::InvalidSpec, &invalid.message));
+        return Problem::new(Reason::InvalidSpec, &invalid.message).into();
     }
-    let ready = by_power(reconciled, guest, pods);
-    match reconciled.rendered {
+    match (by_power(reconciled, guest, pods), reconciled.rendered) {
         // The VM is as an earlier spec wanted it.
-        Err(error) if ready.condition.status => not_ready(not_rendered(reconciled, error)),
-        Ok(_) | Err(_) => ready,
+        (Readiness::Ready(..), Err(error)) => not_rendered(reconciled, error).into(),
+        (readiness, _) => readiness,
     }
 }
 
 /// The condition by the wanted power and the Pod.
-fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Ready {
+fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Readiness {
     let plan = reconciled.plan;
     if let (Wanted::Up, Some(own), Some(second)) = (plan.power.wanted, pods.own, pods.second)
         && own.deleting.is_none()
         && !own.has_ended()
     {
-        return not_ready(written_by_two(own, second));
+        return written_by_two(own, second).into();
     }
     match (plan.power.wanted, pods.own) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => replacing(reconciled, guest, pod).into(),
         (Wanted::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
-            not_ready(pausing(guest, has_read(reconciled, pod)))
+            pausing(guest, has_read(reconciled, pod)).into()
         }
         (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
-            Some(problem) => not_ready(problem),
-            None => ready_as(Reason::Running, &running(&plan.power)),
+            Some(problem) => problem.into(),
+            None => Readiness::Ready(Reason::Running, running(&plan.power)),
         },
-        (Wanted::Up, Some(pod)) => match starting(reconciled, pod) {
-            (Problem { reason: Reason::Paused, .. }, _) if reconciled.vm.spec.vm.paused => {
-                ready_as(Reason::Paused, "the guest is paused, as the VM's spec wants it")
+        (Wanted::Up, Some(pod)) => {
+            let readiness = starting(reconciled, pod);
+            match readiness.reason() {
+                Reason::Paused if reconciled.vm.spec.vm.paused => {
+                    Readiness::Ready(Reason::Paused, "the guest is paused, as the VM's spec wants it".into())
+                }
+                Reason::Paused if was_to_be_paused(reconciled.vm) && !has_read(reconciled, pod) => {
+                    Problem::new(Reason::Resuming, "the runner lets the paused guest go on next").into()
+                }
+                _ => readiness,
             }
-            (Problem { reason: Reason::Paused, .. }, _)
-                if was_to_be_paused(reconciled.vm) && !has_read(reconciled, pod) =>
-            {
-                not_ready(Problem::new(Reason::Resuming, "the runner lets the paused guest go on next"))
-            }
-            (Problem { reason, message }, tail) => {
-                Ready { condition: not_ready(Problem::new(reason, message + &tail)).condition, tail }
-            }
-        },
-        (Wanted::Up, None) => {
-            not_ready(stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)))
         }
-        (Wanted::Halting, pod) => not_ready(stuck(reconciled, pod.or(pods.previous)).unwrap_or_else(|| {
-            Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
-        })),
-        (Wanted::Down, Some(pod)) => not_ready(stuck(reconciled, Some(pod)).unwrap_or_else(|| {
-            let message = beside(guest, pod).unwrap_or_else(|| {
-                format!("waiting until the guest has powered down{}", time_limit(reconciled.vm, plan, pod))
-            });
-            Problem::new(Reason::Stopping, message)
-        })),
+        (Wanted::Up, None) => stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)).into(),
+        (Wanted::Halting, pod) => stuck(reconciled, pod.or(pods.previous))
+            .unwrap_or_else(|| {
+                Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
+            })
+            .into(),
+        (Wanted::Down, Some(pod)) => stuck(reconciled, Some(pod))
+            .unwrap_or_else(|| {
+                let message = beside(guest, pod).unwrap_or_else(|| {
+                    format!("waiting until the guest has powered down{}", time_limit(reconciled.vm, plan, pod))
+                });
+                Problem::new(Reason::Stopping, message)
+            })
+            .into(),
         (Wanted::Down, None) => match pods.previous {
             Some(previous) => {
-                not_ready(stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)))
+                stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)).into()
             }
             None => stopped(&plan.power),
         },
@@ -198,15 +245,6 @@ fn annotate(vm: &VirtualMachine, annotation: &str) -> String {
     format!("kubectl -n {namespace} annotate --overwrite vm {name} {annotation}")
 }
 
-fn not_ready(Problem { reason, message }: Problem) -> Ready {
-    Ready { condition: NewCondition { type_: READY, status: false, reason, message }, tail: String::new() }
-}
-
-fn ready_as(reason: Reason, message: &str) -> Ready {
-    let condition = NewCondition { type_: READY, status: true, reason, message: message.into() };
-    Ready { condition, tail: String::new() }
-}
-
 /// What holds up the VM. The condition ObjectsReady has the other waits.
 fn waits<'a>(reconciled: &Reconciled<'a>) -> impl Iterator<Item = &'a Wait> {
     let rendered = reconciled.rendered.unwrap_or_default();
@@ -228,7 +266,7 @@ fn running(power: &Power) -> String {
 }
 
 /// The VM is down, and no Pod is left.
-fn stopped(power: &Power) -> Ready {
+fn stopped(power: &Power) -> Readiness {
     if let Some(halted) = power.halted.as_ref().filter(|halted| !halted.released) {
         let (reason, cause) = if halted.by == Halted::PANIC {
             (
@@ -241,13 +279,13 @@ fn stopped(power: &Power) -> Ready {
         let message = format!(
             "{cause}; to start it, set state to Stopped and then to Running, or give the annotation {RESTARTED_ANNOTATION} a new value"
         );
-        ready_as(reason, &message)
+        Readiness::Ready(reason, message)
     } else {
         let message = match &power.until.in_force {
             Some(it) => format!("the VM is down until {}, as its annotation wants it", whole_seconds(it.until.0)),
             None => "the VM is down, as its spec wants it".into(),
         };
-        ready_as(Reason::StoppedAsRequested, &message)
+        Readiness::Ready(Reason::StoppedAsRequested, message)
     }
 }
 
@@ -277,46 +315,41 @@ fn on_its_way(pod: &Object) -> String {
     )
 }
 
-/// The VM should run and has a Pod, but no guest runs. What follows the problem says how it goes on.
-fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> (Problem, String) {
+/// The VM should run and has a Pod, but no guest runs.
+fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Readiness {
     let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
     if let Some(problem) = stuck(reconciled, Some(pod)) {
-        return (problem, String::new());
+        return problem.into();
     }
     let problem =
         problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
-    let mut tail = String::new();
+    let mut more = String::new();
     if let Some(claim) = kept_for(plan, pod) {
-        tail += &format!(
+        more += &format!(
             "; the Pod is kept, because claim {} is being deleted and goes with its last Pod: copy its data first, then delete the Pod",
             claim.name
         );
     }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
-        tail += &format!("; try {} is at {next}", retry.count.saturating_add(1));
+        more += &format!("; try {} is at {next}", retry.count.saturating_add(1));
     }
     if let Some(change) = plan.pending.first() {
-        let more = match plan.pending.len() - 1 {
+        let others = match plan.pending.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        tail += &match late_at(pod).filter(|late| *late > observed.now) {
+        let how = match late_at(pod).filter(|late| *late > observed.now) {
             // A Pod that creates no container till then is made again with its changes.
             Some(late) => {
                 let late = whole_seconds(late);
-                format!(
-                    "{WAITING_CHANGES}{}{more}: if no container starts, the manager does that at {late}",
-                    change.path
-                )
+                format!("if no container starts, the manager does that at {late}")
             }
-            None => {
-                let restart = annotate(vm, RESTARTED_ANNOTATION);
-                format!("{WAITING_CHANGES}{}{more}: {restart}=\"$(date -Is)\"", change.path)
-            }
+            None => format!("{}=\"$(date -Is)\"", annotate(vm, RESTARTED_ANNOTATION)),
         };
+        more += &format!("; these changes need a restart: {}{others}: {how}", change.path);
     }
-    (problem, tail)
+    Readiness::Not { problem, more }
 }
 
 /// The claim for which a Pod that has ended is kept: it is being deleted, and exists only as long as a Pod mounts it.
@@ -452,9 +485,7 @@ fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Op
         "ContainerCreating" | "PodInitializing" => None,
         "CrashLoopBackOff" if is_runners(pod, status) && is_paused_after_shutdown(status) => None,
         // The kubelet alternates between the error and a message that only says that it waits. Keep the error.
-        "ImagePullBackOff" if let Some(known) = current_message(vm, Reason::ImagePullFailed) => {
-            Some(Problem::new(Reason::ImagePullFailed, known))
-        }
+        "ImagePullBackOff" if let Some(known) = known_problem(vm, Reason::ImagePullFailed) => Some(known),
         reason @ "InvalidImageName" => Some(Problem::new(Reason::InvalidImageName, described(reason))),
         reason @ ("ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull") => {
             Some(Problem::new(Reason::ImagePullFailed, described(reason)))
@@ -484,7 +515,7 @@ fn is_paused_after_shutdown(status: &Value) -> bool {
 /// The runner's report that QEMU failed, or that the guest is paused.
 fn reported(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
     let running = conditions::find(current_conditions(vm), RUNNING)?;
-    let is_report = !owns_condition(vm, RUNNING) && is_report_of(vm, pod);
+    let is_report = is_said_by_runner(vm, RUNNING) && is_report_of(vm, pod);
     let reason = match conditions::reason(running)? {
         Reason::QemuFailed => Reason::RunnerFailed,
         reason @ (Reason::Paused | Reason::GuestPanicked) => reason,
@@ -497,9 +528,7 @@ fn reported(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
 fn start_delayed(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Problem> {
     let (name, node) = (&pod.key.name, pod.node_name().unwrap_or("?"));
     let has_passed = |time: &Timestamp| *time <= now;
-    let has_reported = conditions::find(current_conditions(vm), RUNNING).is_some()
-        && !owns_condition(vm, RUNNING)
-        && is_report_of(vm, pod);
+    let has_reported = is_said_by_runner(vm, RUNNING) && is_report_of(vm, pod);
     let message = if untaken_at(pod).as_ref().is_some_and(has_passed) && !has_reported {
         format!("node {node} has not taken Pod {name} yet: kubectl get node {node} shows whether it exists and answers")
     } else if late_at(pod).as_ref().is_some_and(has_passed) {
@@ -548,9 +577,7 @@ fn failure_of_pod(pod: &Object) -> String {
     if ends.is_empty() { "its containers have ended".into() } else { ends.join("; ") }
 }
 
-/// The message of the current condition Ready, if it has that reason, without the changes that wait.
-fn current_message(vm: &VirtualMachine, reason: Reason) -> Option<String> {
-    let ready = conditions::find(current_conditions(vm), READY)?;
-    let message = ready.message.split(WAITING_CHANGES).next()?;
-    (conditions::reason(ready) == Some(reason)).then(|| message.to_owned())
+/// The problem that the status has, if it has that reason.
+fn known_problem(vm: &VirtualMachine, reason: Reason) -> Option<Problem> {
+    vm.status.as_ref()?.problem.clone().filter(|problem| problem.reason == reason)
 }

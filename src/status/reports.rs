@@ -63,7 +63,6 @@ pub fn fold(vm: &VirtualMachine, observed: &Observed) -> Option<VirtualMachine> 
     let (report, said) = counting(vm, observed)?;
     let mut vm = vm.clone();
     said.fold_into(&report.key.name, observed.now, vm.status.get_or_insert_default());
-    ownership::mark_reported(&mut vm);
     Some(vm)
 }
 
@@ -183,12 +182,18 @@ fn change(vm: &VirtualMachine, report: &Object, ends: bool) -> Option<ReportActi
     is_new.then_some(ReportAction::Change { key: report.key.clone(), uid: report.uid.clone(), patch })
 }
 
+/// Whether the runner's part of the status is from a report: now, or when the manager wrote it.
+pub(super) fn is_folded(vm: &VirtualMachine) -> bool {
+    let is_reported = vm.status.as_ref().is_some_and(|status| status.reported.is_some());
+    is_reported || ownership::owns_status_field(vm, "podUid")
+}
+
 /// The runner's fields of the status that the manager has put there from a report, and that it keeps until there is another.
 pub(super) fn carried(vm: &VirtualMachine) -> VirtualMachineStatus {
     let Some(status) = &vm.status else { return VirtualMachineStatus::default() };
-    let owns = |field: &str| ownership::owns_status_field(vm, field);
+    let owns = |field: &str| status.reported.is_some() || ownership::owns_status_field(vm, field);
     // Without a report the manager writes these itself while nothing runs.
-    let is_folded = owns("podUid");
+    let is_folded = is_folded(vm);
     let measured = |field: &str| is_folded && owns(field);
     VirtualMachineStatus {
         runner_version: status.runner_version.clone().filter(|_| owns("runnerVersion")),

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 use super::{ReconcileError, Reconciler, Turn, observe::View};
 use crate::{
     api::{
-        Reason, VirtualMachine, VirtualMachineStatus,
+        Problem, Reason, VirtualMachine, VirtualMachineStatus,
         conditions::{self, READY},
         reasons::Event,
     },
@@ -28,7 +28,7 @@ use crate::{
     process::ErrorChain,
     schedule::{self, Persistence},
     status::{
-        Draft, Outcome, Problem, Reconciled, draft,
+        Draft, LookedUp, Outcome, Reconciled, draft,
         events::{self, events},
         reports,
     },
@@ -114,8 +114,11 @@ impl Reconciler {
             return Explained { wanted: draft.status, look };
         }
         let has_maker = observed.objects.iter().any(|object| is_workload(&object.key));
-        let wanted = match self.surroundings.add(facts, has_maker).await.map(|facts| facts.words()) {
-            Ok(Some(cause)) => draft.explained(vm, &cause, observed.now),
+        let wanted = match self.surroundings.add(facts, has_maker).await.map(|facts| facts.cause()) {
+            Ok(Some(found)) => {
+                let cause = LookedUp { message: found.line(), what_to_do: found.what_to_do };
+                draft.explained(vm, cause, observed.now)
+            }
             Ok(None) => draft.status,
             Err(Unread) => draft.as_it_was(vm),
         };
@@ -194,5 +197,5 @@ fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failure
     };
     let failures = action.map(of_action).into_iter().chain(unwatched.map(of_watch));
     let mut reported = failures.filter(|(persistence, ..)| schedule::is_reported(*persistence, failures_before));
-    reported.next().map(|(_, reason, message)| Problem { reason, message })
+    reported.next().map(|(_, reason, message)| Problem::new(reason, message))
 }

@@ -45,7 +45,7 @@ pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
 pub use report::{VmReport, VmReportSpec, VmReportStatus};
-pub use status::{Assignment, Identity, ObjectKind, Problem, RenderedFrom, VirtualMachineStatus};
+pub use status::{Assignment, Identity, ObjectKind, Problem, RenderedFrom, RunnerStatus, VirtualMachineStatus};
 pub use stored::{InvalidSpec, StoredVm};
 
 /// The API group of the resources.

@@ -431,9 +431,9 @@ impl Console {
         let (console, running) = (condition(CONSOLE_CONNECTED), condition(RUNNING));
         let has = |condition: Option<&Condition>, status| condition.is_some_and(|condition| condition.status == status);
         // Without a guest that runs this is what an earlier runner wrote.
-        let at_serial = status.filter(|_| has(running, "True")).map(|status| status.serial_users.as_slice());
+        let at_serial = status.filter(|_| has(running, "True")).map(|status| status.runner.serial_users.as_slice());
         let at_serial = at_serial.unwrap_or_default();
-        let users = status.iter().flat_map(|status| [&status.console_user, &status.console_client]).flatten();
+        let users = status.iter().flat_map(|status| [&status.console_user, &status.runner.console_client]).flatten();
         let users: Vec<String> = users.chain(at_serial).filter(|user| !user.is_empty()).cloned().collect();
         let is_viewed = has(console, "True") || !at_serial.is_empty();
         // Its node does not answer: somebody may be there.

@@ -176,10 +176,9 @@ pub fn is_given_up(vm: &VirtualMachine, uid: &str) -> bool {
 /// leaves the UID of its Pod.
 fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
     // Runners of the VM-Operator report their version, and not their Pod.
-    let has_run = vm
-        .status
-        .as_ref()
-        .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
+    let has_run = vm.status.as_ref().is_some_and(|status| {
+        status.pod_uid.is_some() || status.halted.is_some() || status.runner.runner_version.is_some()
+    });
     let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let is_said_by_manager = conditions::find(current, RUNNING).is_some() && !is_said_by_runner(vm, RUNNING);

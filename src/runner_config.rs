@@ -327,6 +327,11 @@ impl NetworkSection {
         mac.as_deref()
     }
 
+    /// Whether passt connects it with the network of the Pod.
+    pub const fn is_pod(&self) -> bool {
+        matches!(self, Self::Pod { .. })
+    }
+
     /// Sets the MAC address.
     pub fn set_mac(&mut self, address: String) {
         let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     advice::{advice, summary},
     api::{
-        ObjectKind, PendingChange, Problem, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
+        ObjectKind, PendingChange, Problem, Reason, RenderedFrom, RunnerStatus, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
             POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, SPEC_QUESTIONABLE, STALLED, STATE_OVERRIDDEN,
@@ -231,10 +231,7 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
     for condition in conditions.iter_mut().filter(|condition| OF_GUEST.contains(&condition.type_.as_str())) {
         condition.observed_generation = guest_generation.or(condition.observed_generation);
     }
-    let stale = vm.status.as_ref().filter(|_| is_runner_silent);
     let of_runner = reports::carried(vm);
-    // The manager can't remove another field manager's field, but it can empty it.
-    let emptied = |is_set: bool| is_set.then(String::new);
     let status = VirtualMachineStatus {
         observed_generation: Some(vm.metadata.generation.unwrap_or_default()),
         phase: Some(phase.as_str().to_owned()),
@@ -260,26 +257,30 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
         pending_changes: plan.pending.iter().cloned().chain(pending_of_runner(vm, is_runner_silent)).collect(),
         guest_generation,
         taken_generation,
-        cpus: if is_runner_silent { Some(0) } else { of_runner.cpus },
-        ram: if is_runner_silent { Some("0".into()) } else { of_runner.ram },
-        console_client: match stale {
-            Some(status) => emptied(status.console_client.is_some()),
-            None => of_runner.console_client,
-        },
-        relay_port: match stale {
-            Some(status) => status.relay_port.is_some().then_some(0),
-            None => of_runner.relay_port,
-        },
-        logged_in_user: match stale {
-            Some(status) => emptied(status.logged_in_user.is_some()),
-            None => of_runner.logged_in_user,
-        },
-        serial_users: if is_runner_silent { Vec::new() } else { of_runner.serial_users },
+        pod_uid: reports::reporting_pod(vm),
+        runner: if is_runner_silent { without_guest(vm, of_runner) } else { of_runner },
         node_name: pods.own.and_then(Object::node_name).map(str::to_owned),
         addresses: pods.own.map(addresses).filter(|addresses| !addresses.is_empty()),
-        ..of_runner
+        ..VirtualMachineStatus::default()
     };
     Draft { status: status.valid(), reason, tail }
+}
+
+/// The runner's part of the status while nothing runs. The manager can't remove another field manager's field, but it can empty it.
+fn without_guest(vm: &VirtualMachine, of_runner: RunnerStatus) -> RunnerStatus {
+    let before = vm.status.as_ref().map(|status| &status.runner);
+    let emptied =
+        |field: fn(&RunnerStatus) -> &Option<String>| before.and_then(|it| field(it).as_ref()).map(|_| String::new());
+    RunnerStatus {
+        cpus: Some(0),
+        ram: Some("0".into()),
+        console_client: emptied(|it| &it.console_client),
+        logged_in_user: emptied(|it| &it.logged_in_user),
+        relay_port: before.and_then(|it| it.relay_port).map(|_| 0),
+        serial_users: Vec::new(),
+        devices: Vec::new(),
+        ..of_runner
+    }
 }
 
 /// The conditions of a report, if the manager writes none of that type.

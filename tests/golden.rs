@@ -111,7 +111,8 @@ fn describe(plan: &Plan) -> String {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "grace": grace })
         }
     };
-    let Plan { power, force_stop: _, steps, waits, requeue_after, pending, retry, preconditions: _, taken_claims: _ } = plan;
+    let Plan { power, force_stop: _, steps, waits, requeue_after, pending, retry, preconditions: _, taken_claims: _ } =
+        plan;
     yaml(json!({
         "power": format!("{power:?}"),
         "steps": steps.iter().map(|step| step.iter().map(action).collect::<Vec<_>>()).collect::<Vec<_>>(),

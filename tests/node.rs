@@ -189,14 +189,14 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let status = vm.status.unwrap();
     assert!(conditions::is_true(&status.conditions, conditions::READY), "{:?}", status.conditions);
     assert_eq!(
-        (status.phase.as_deref(), status.cpus, status.ram.as_deref()),
+        (status.phase.as_deref(), status.runner.cpus, status.runner.ram.as_deref()),
         (Some("Running"), Some(1), Some("512Mi"))
     );
     assert!(
-        status.accelerator.is_some() && status.runner_version.is_some() && status.node_name.is_some(),
+        status.runner.accelerator.is_some() && status.runner.runner_version.is_some() && status.node_name.is_some(),
         "{status:?}"
     );
-    let osinfo = status.osinfo.unwrap();
+    let osinfo = status.runner.osinfo.unwrap();
     assert!(osinfo["kernel-release"].is_string(), "what the guest's agent answers: {osinfo}");
     let console = namespace.kubectl(&["logs", "demo"]);
     for line in ["guest: hostname=demo-guest", "guest: user-data Hello from cloud-init", "guest: starts=1"] {
@@ -205,7 +205,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
 
     commands::the_console_is_in_a_terminal(&namespace).await;
     commands::the_guest_answers_commands(&namespace).await;
-    commands::the_relay_leads_to_the_guests_consoles(&namespace, status.relay_port).await;
+    commands::the_relay_leads_to_the_guests_consoles(&namespace, status.runner.relay_port).await;
     commands::the_screen_is_shown(&namespace).await;
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
@@ -365,7 +365,7 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     let vm = when("it to be up", &up).await;
     eventually("the guest's second start", LIMIT, async || console().contains("guest: up").then_some(())).await;
     assert!(console().contains("guest: starts=2"), "{}", console());
-    let identity = vm.status.unwrap().identity.unwrap();
+    let identity = vm.status.unwrap().runner.identity.unwrap();
     assert!(identity.uuid.is_some() && identity.macs.len() == 1 && identity.machine_type.is_some(), "{identity:?}");
     let first = pods.get("demo").await.unwrap().metadata.uid;
 
@@ -374,8 +374,8 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     manifest["spec"]["vm"]["maximumRam"] = "640Mi".into();
     manifest["spec"]["vm"]["currentRam"] = "512Mi".into();
     namespace.apply(&manifest.to_string());
-    let vm = when("the second CPU", &|vm| vm.status.as_ref().unwrap().cpus == Some(2)).await;
-    assert_eq!(vm.status.unwrap().identity.unwrap(), identity);
+    let vm = when("the second CPU", &|vm| vm.status.as_ref().unwrap().runner.cpus == Some(2)).await;
+    assert_eq!(vm.status.unwrap().runner.identity.unwrap(), identity);
     eventually("the guest to see it", LIMIT, async || console().contains("guest: cpus=2").then_some(())).await;
     let vm = when("RestartRequired", &|vm| reason(vm, conditions::RESTART_REQUIRED) == "Changed").await;
     let pending: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();
@@ -397,7 +397,7 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     namespace.kubectl(&["delete", "vm", "demo", "--cascade=orphan"]);
     namespace.apply(&manifest.to_string());
     let vm = when("the new resource to know its guest", &up).await;
-    assert_eq!(vm.status.unwrap().cpus, Some(2));
+    assert_eq!(vm.status.unwrap().runner.cpus, Some(2));
     let pod = pods.get("demo").await.unwrap();
     assert_eq!(pod.metadata.uid, first);
     assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
@@ -405,7 +405,7 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     // A reset is the guest's, not the Pod's.
     manifest["spec"]["vm"]["resetCount"] = 1.into();
     namespace.apply(&manifest.to_string());
-    when("the reset", &|vm| vm.status.as_ref().unwrap().reset_count == Some(1)).await;
+    when("the reset", &|vm| vm.status.as_ref().unwrap().runner.reset_count == Some(1)).await;
     eventually("the guest's third start", LIMIT, async || console().contains("guest: starts=3").then_some(())).await;
     let pod = pods.get("demo").await.unwrap();
     assert_eq!(pod.metadata.uid, first);
@@ -419,7 +419,7 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     .await;
     let vm = when("it to be up again", &up).await;
     let status = vm.status.unwrap();
-    assert_eq!((status.identity.unwrap(), status.pending_changes), (identity, vec![]));
+    assert_eq!((status.runner.identity.unwrap(), status.pending_changes), (identity, vec![]));
     eventually("the guest's fourth start", LIMIT, async || console().contains("guest: up").then_some(())).await;
     assert!(console().contains("guest: starts=4"), "{}", console());
 
@@ -491,12 +491,12 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
         "32Mi".into();
     namespace.apply(&manifest.to_string());
     let password = r#"{"stringData":{"display-password":"open sesame","password-expiry":"never"}}"#;
-    let serial = |vm: &VirtualMachine| vm.status.as_ref().unwrap().display_password_serial.unwrap_or_default();
+    let serial = |vm: &VirtualMachine| vm.status.as_ref().unwrap().runner.display_password_serial.unwrap_or_default();
     let before = serial(&vms.get("demo").await.unwrap());
     namespace.kubectl(&["patch", "secret", "demo-display-secret", "--type=merge", "--patch", password]);
-    when("less memory", &|vm| vm.status.as_ref().unwrap().ram.as_deref() == Some("384Mi")).await;
+    when("less memory", &|vm| vm.status.as_ref().unwrap().runner.ram.as_deref() == Some("384Mi")).await;
     let vm = when("alice", &|vm| is(vm, conditions::USER_LOGGED_IN)).await;
-    assert_eq!(vm.status.as_ref().unwrap().logged_in_user.as_deref(), Some("alice"));
+    assert_eq!(vm.status.as_ref().unwrap().runner.logged_in_user.as_deref(), Some("alice"));
     assert!(is(&vm, conditions::VMOP_AGENT_CONNECTED) && console().contains("guest: login alice"), "{}", console());
     let refused = |vm: &VirtualMachine| {
         let status = vm.status.as_ref().unwrap();
@@ -534,12 +534,12 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     assert!(spice::view(display, "sesame").is_err());
     let viewer = spice::view(display, "open sesame").unwrap();
     let vm = when("the viewer", &|vm| is(vm, conditions::CONSOLE_CONNECTED)).await;
-    assert!(vm.status.unwrap().console_client.is_some());
+    assert!(vm.status.unwrap().runner.console_client.is_some());
     let (code, told) = namespace.kubectl_vm(&["display", "demo"]);
     assert!(code == 1 && told.contains("somebody is connected to the display"), "{told}");
     drop(viewer);
     when("the viewer to be gone", &|vm| {
-        !is(vm, conditions::CONSOLE_CONNECTED) && vm.status.as_ref().unwrap().console_client.is_none()
+        !is(vm, conditions::CONSOLE_CONNECTED) && vm.status.as_ref().unwrap().runner.console_client.is_none()
     })
     .await;
     // The password lets nobody in any more: the next viewer gets another one.
@@ -617,7 +617,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     gone(&pods, "demo").await;
     let vm = when("it to be down", &|vm| reason(vm, conditions::READY) == "StoppedAsRequested").await;
     assert!(!is(&vm, conditions::RUNNING) && !is(&vm, conditions::USER_LOGGED_IN));
-    assert_eq!(vm.status.unwrap().logged_in_user.unwrap_or_default(), "");
+    assert_eq!(vm.status.unwrap().runner.logged_in_user.unwrap_or_default(), "");
 
     namespace.kubectl(&["delete", "vm", "demo"]);
     cluster.kubectl(&["delete", "storageclass", &grows]);

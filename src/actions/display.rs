@@ -296,7 +296,7 @@ fn check_available(vm: &VirtualMachine, take_over: bool) -> Result<(), DisplayEr
         return Err(DisplayError::NotRunning { message });
     }
     if !take_over && conditions::is_true(&status.conditions, CONSOLE_CONNECTED) {
-        return Err(DisplayError::InUse { client: status.console_client.clone() });
+        return Err(DisplayError::InUse { client: status.runner.console_client.clone() });
     }
     Ok(())
 }

@@ -159,10 +159,12 @@ impl About {
 pub fn is_there(vm: &VirtualMachine, about: &About) -> bool {
     let Some(status) = &vm.status else { return false };
     match about {
-        About::Cpus => status.cpus == Some(vm.spec.vm.cpus()),
-        About::Ram => {
-            status.ram.as_deref().is_some_and(|ram| Quantity::parse(ram).is_ok_and(|ram| ram == *vm.spec.vm.ram()))
-        }
+        About::Cpus => status.runner.cpus == Some(vm.spec.vm.cpus()),
+        About::Ram => status
+            .runner
+            .ram
+            .as_deref()
+            .is_some_and(|ram| Quantity::parse(ram).is_ok_and(|ram| ram == *vm.spec.vm.ram())),
         About::Drive(_) | About::Disk { .. } => true,
     }
 }
@@ -457,7 +459,11 @@ pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, b
         _ if effect == Effect::NextStart => "waits for a restart".into(),
         Some(refused) => return (format!("not all is as it should be: {}", refused.message), false),
         None if is_asked(vm, about, effect) => {
-            let has = if *about == About::Cpus { status.cpus.map(|cpus| cpus.to_string()) } else { status.ram.clone() };
+            let has = if *about == About::Cpus {
+                status.runner.cpus.map(|cpus| cpus.to_string())
+            } else {
+                status.runner.ram.clone()
+            };
             let has = has.map(|has| format!(", and has {has} now")).unwrap_or_default();
             format!("the running guest is asked for it{has}")
         }

@@ -246,11 +246,11 @@ pub fn decide(
             Err(Refusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
         }
         Command::Reset => {
-            let count = next_count(vm.spec.vm.reset_count, status.and_then(|status| status.reset_count));
+            let count = next_count(vm.spec.vm.reset_count, status.and_then(|status| status.runner.reset_count));
             Ok(write(vm, json!({ "spec": { "vm": { "resetCount": count } } })))
         }
         Command::Reboot => {
-            let count = next_count(vm.spec.vm.reboot_count, status.and_then(|status| status.reboot_count));
+            let count = next_count(vm.spec.vm.reboot_count, status.and_then(|status| status.runner.reboot_count));
             Ok(write(vm, json!({ "spec": { "vm": { "rebootCount": count } } })))
         }
         Command::Pause => set_paused(vm, true, insist),

@@ -11,12 +11,12 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::CustomResource;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Identity, PendingChange, VirtualMachineStatus,
+    PendingChange, RunnerStatus, VirtualMachineStatus,
     conditions::{
         self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, RUNNING, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
     },
@@ -36,6 +36,8 @@ pub const LONGEST_TEXT: u32 = 512;
 const LONGEST_MESSAGE: u32 = 8192;
 /// The most pending changes.
 pub const MOST_PENDING: u32 = 32;
+/// The most disks, CD drives and network cards.
+pub const MOST_DEVICES: u32 = DiskIdentity::MOST + CdIdentity::MOST + MOST_NETWORKS;
 /// The most users at the serial console.
 pub const MOST_USERS: u32 = 64;
 
@@ -91,74 +93,19 @@ pub struct VmReportSpec {
 /// What the runner reports: its part of the VM's status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = bound)]
 pub struct VmReportStatus {
     /// What the runner knows of the guest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "reported_conditions")]
     pub conditions: Vec<Condition>,
-    /// The runner's version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub runner_version: Option<String>,
-    /// What executes the guest's instructions: kvm or tcg.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub accelerator: Option<String>,
-    /// The number of CPUs of the running guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = 65_536))]
-    pub cpus: Option<u32>,
-    /// The memory of the running guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub ram: Option<String>,
-    /// The port of the Pod on which people reach the guest's consoles.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub relay_port: Option<u16>,
-    /// Who looks at the display.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = LONGEST_TEXT))]
-    pub console_client: Option<String>,
-    /// The users who are at the serial console.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "users")]
-    pub serial_users: Vec<String>,
-    /// The user who is logged in in the guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = LONGEST_TEXT))]
-    pub logged_in_user: Option<String>,
-    /// The number of times that the display's password was set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub display_password_serial: Option<i64>,
-    /// The expiry of the display's current password.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = LONGEST_TEXT))]
-    pub display_password_expiry: Option<String>,
-    /// Properties that stay the same at each start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "identity")]
-    pub identity: Option<Identity>,
-    /// The `resetCount` of the last reset.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = u32::MAX))]
-    pub reset_count: Option<u32>,
-    /// The `rebootCount` of the last reboot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = u32::MAX))]
-    pub reboot_count: Option<u32>,
     /// Changes of the runner's configuration that take effect at the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pending_changes")]
     pub pending_changes: Vec<ReportedChange>,
-    /// The digest of the `config.yaml` that the runner has read last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 128))]
-    pub config_digest: Option<String>,
-    /// The guest's operating system, as QEMU's guest agent reports it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "osinfo")]
-    pub osinfo: Option<Value>,
+    /// Everything else.
+    #[serde(flatten)]
+    pub runner: RunnerStatus,
 }
 
 /// A change of the runner's configuration that takes effect at the next start.
@@ -205,25 +152,7 @@ impl VmReportStatus {
     /// A condition keeps its time while its status is the same as before, whichever Pod reports it. Only that of Running is always the
     /// runner's: the manager compares it with the end of containers. A time that can't be, before 1970 or after `now`, does not count.
     pub fn fold_into(self, pod_uid: &str, now: Timestamp, status: &mut VirtualMachineStatus) {
-        let Self {
-            mut conditions,
-            runner_version,
-            accelerator,
-            cpus,
-            ram,
-            relay_port,
-            console_client,
-            serial_users,
-            logged_in_user,
-            display_password_serial,
-            display_password_expiry,
-            identity,
-            reset_count,
-            reboot_count,
-            pending_changes,
-            config_digest,
-            osinfo,
-        } = self;
+        let Self { mut conditions, pending_changes, runner } = self;
         conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
         status.reported = Some(conditions.iter().map(|condition| condition.type_.clone()).collect());
         for condition in &mut conditions {
@@ -245,25 +174,49 @@ impl VmReportStatus {
         let of_runner = pending_changes.into_iter().map(PendingChange::from);
         status.pending_changes.extend(of_runner.filter(|change| !change.is_of_manager()));
         status.pod_uid = Some(pod_uid.to_owned());
-        let before = status.identity.take();
-        status.identity = match identity {
+        let before = status.runner.identity.take();
+        status.runner = runner;
+        status.runner.identity = match status.runner.identity.take() {
             Some(identity) => Some(identity.after(before)),
             None => before,
         };
-        status.runner_version = runner_version;
-        status.accelerator = accelerator;
-        status.cpus = cpus;
-        status.ram = ram;
-        status.relay_port = relay_port;
-        status.console_client = console_client;
-        status.serial_users = serial_users;
-        status.logged_in_user = logged_in_user;
-        status.display_password_serial = display_password_serial;
-        status.display_password_expiry = display_password_expiry;
-        status.reset_count = reset_count;
-        status.reboot_count = reboot_count;
-        status.config_digest = config_digest;
-        status.osinfo = osinfo;
+    }
+}
+
+/// Bounds what a report says: a guest may have taken over its runner. The status of a VM has no such bounds, because runners of earlier
+/// releases, and of the VM-Operator, write into it what they always wrote.
+fn bound(schema: &mut Schema) {
+    let long = || json!({ "maxLength": LONGEST_TEXT });
+    let count = || json!({ "maximum": u32::MAX });
+    let bounds = [
+        ("runnerVersion", json!({ "maxLength": 64 })),
+        ("accelerator", json!({ "maxLength": 64 })),
+        ("cpus", json!({ "maximum": 65_536 })),
+        ("ram", json!({ "maxLength": 32 })),
+        ("consoleClient", long()),
+        ("serialUsers", json!({ "maxItems": MOST_USERS, "items": text(LONGEST_TEXT) })),
+        ("loggedInUser", long()),
+        ("displayPasswordSerial", json!({ "minimum": 0 })),
+        ("displayPasswordExpiry", long()),
+        ("devices", json!({ "maxItems": MOST_DEVICES })),
+        ("identity", identity()),
+        ("resetCount", count()),
+        ("rebootCount", count()),
+        ("configDigest", json!({ "maxLength": 128 })),
+        ("osinfo", osinfo()),
+    ];
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
+    for (field, bound) in bounds {
+        if let (Some(Value::Object(property)), Value::Object(bound)) = (properties.get_mut(field), bound) {
+            property.remove("x-kubernetes-preserve-unknown-fields");
+            property.extend(bound);
+        }
+    }
+    let of_device = properties.get_mut("devices").and_then(|devices| devices.pointer_mut("/items/properties"));
+    if let Some(of_device) = of_device {
+        for (field, longest) in [("name", LONGEST_TEXT), ("reason", 64), ("message", LONGEST_TEXT)] {
+            of_device[field]["maxLength"] = longest.into();
+        }
     }
 }
 
@@ -281,10 +234,6 @@ fn reported_conditions(generator: &mut SchemaGenerator) -> Schema {
     properties["reason"]["pattern"] = "^[A-Za-z]{1,64}$".into();
     properties["message"]["maxLength"] = LONGEST_MESSAGE.into();
     Schema::try_from(schema).unwrap_or_default()
-}
-
-fn users(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "maxItems": MOST_USERS, "items": text(LONGEST_TEXT) })
 }
 
 /// What each device of a kind keeps: a map by `key`.
@@ -315,9 +264,9 @@ fn entry(most: u32, what: &str) -> Value {
     })
 }
 
-fn identity(_: &mut SchemaGenerator) -> Schema {
+fn identity() -> Value {
     let word = |most: &str, what: &str| json!({ "type": "string", "pattern": format!("^[0-9A-Za-z._-]{{1,{most}}}$"), "description": what });
-    json_schema!({
+    json!({
         "type": "object",
         "properties": {
             "uuid": word("64", "The VM's UUID."),
@@ -361,8 +310,8 @@ fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
 
 /// The fields that QEMU's guest agent knows, and no others
 /// (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html#object-QGA-qapi-schema-GuestOSInfo>).
-fn osinfo(_: &mut SchemaGenerator) -> Schema {
+fn osinfo() -> Value {
     let fields: Map<String, Value> =
         OSINFO_FIELDS.iter().map(|name| ((*name).to_owned(), text(LONGEST_TEXT))).collect();
-    json_schema!({ "type": "object", "properties": fields })
+    json!({ "type": "object", "properties": fields })
 }

@@ -3,6 +3,8 @@
 //! Two field managers write the status: the manager writes as `vm-operator-status`, the runner as `vm-runner`. Lists that both write
 //! (`conditions`) are maps by key, so each owns only its own entries.
 
+use std::fmt;
+
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
@@ -77,9 +79,6 @@ pub struct VirtualMachineStatus {
     /// rest is in `pendingChanges`, or refused in the condition ChangesApplied. Absent if it is `guestGeneration`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_generation: Option<i64>,
-    /// The digest of the `config.yaml` that the runner has read last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_digest: Option<String>,
     /// The node on which the VM runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
@@ -87,16 +86,6 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::addresses")]
     pub addresses: Option<Vec<Address>>,
-    /// Properties that stay the same at each start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub identity: Option<Identity>,
-    /// The `resetCount` of the last reset, or the one of the spec if that has become smaller since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reset_count: Option<u32>,
-    /// The `rebootCount` of the last reboot that the guest was asked for, or that a reset has made needless, or the one of the spec if that has
-    /// become smaller since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reboot_count: Option<u32>,
     /// Changes that take effect at the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pending_changes")]
@@ -118,6 +107,24 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
+    /// What runners report.
+    #[serde(flatten)]
+    pub runner: RunnerStatus,
+    /// The user for whom the display's current password was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_user: Option<String>,
+    /// The user to whom the VM is assigned, if it belongs to a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assignment: Option<Assignment>,
+    /// The types of the conditions that come from a report, while one counts ([`super::VmReportStatus::fold_into`]). Nobody stores this.
+    #[serde(skip)]
+    pub reported: Option<Vec<String>>,
+}
+
+/// The part of the status that runners report: as they say it in their reports, and as the manager puts it into the status of the VM.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct RunnerStatus {
     /// The runner's version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runner_version: Option<String>,
@@ -139,9 +146,6 @@ pub struct VirtualMachineStatus {
     /// The users who are at the serial console, through the relay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub serial_users: Vec<String>,
-    /// The user for whom the display's current password was set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub console_user: Option<String>,
     /// The user who is logged in in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_in_user: Option<String>,
@@ -151,16 +155,129 @@ pub struct VirtualMachineStatus {
     /// The expiry of the display's current password, as written in the display secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_password_expiry: Option<String>,
+    /// Properties that stay the same at each start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
+    /// The `resetCount` of the last reset, or the one of the spec if that has become smaller since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset_count: Option<u32>,
+    /// The `rebootCount` of the last reboot that the guest was asked for, or that a reset has made needless, or the one of the spec if that has
+    /// become smaller since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot_count: Option<u32>,
+    /// The digest of the `config.yaml` that the runner has read last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_digest: Option<String>,
+    /// The disks, CD drives and network cards of the guest, and those that it gets at its next start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "devices")]
+    pub devices: Vec<DeviceStatus>,
     /// The guest's operating system, as QEMU's guest agent reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub osinfo: Option<Value>,
-    /// The user to whom the VM is assigned, if it belongs to a pool.
+}
+
+/// A disk, CD drive or network card of the guest.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceStatus {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// The name: of a disk that of its volume in the Pod; of others the name in the spec, or the number among those of the kind, counted from 0.
+    pub name: String,
+    /// Whether the guest has it.
+    pub phase: DevicePhase,
+    /// What the next start changes of it. Absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub assignment: Option<Assignment>,
-    /// The types of the conditions that come from a report, while one counts ([`super::VmReportStatus::fold_into`]). Nobody stores this.
-    #[serde(skip)]
-    pub reported: Option<Vec<String>>,
+    pub at_next_start: Option<DeviceChange>,
+    /// Why it does not work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// The same for people, with what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+impl DeviceStatus {
+    /// Whether there is more to say than that the guest has it.
+    pub fn is_notable(&self) -> bool {
+        self.phase != DevicePhase::Attached || self.at_next_start.is_some()
+    }
+}
+
+impl fmt::Display for DeviceStatus {
+    /// `disk data-disk: attached; at the next start the guest loses it`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.phase {
+            DevicePhase::Attached => "attached",
+            DevicePhase::Failed => "does not work",
+            DevicePhase::Waiting => "not attached",
+        };
+        write!(f, "{} {}: {phase}", self.kind.title(), self.name)?;
+        if let Some(change) = self.at_next_start {
+            write!(f, "; at the next start {}", change.words())?;
+        }
+        match &self.message {
+            Some(message) => write!(f, ": {message}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The kinds of devices of which a guest can have several.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceKind {
+    /// A disk.
+    Disk,
+    /// A CD drive.
+    CdDrive,
+    /// A network card.
+    Network,
+}
+
+impl DeviceKind {
+    /// The word for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::CdDrive => "CD drive",
+            Self::Network => "network",
+        }
+    }
+}
+
+/// Whether a guest has a device.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub enum DevicePhase {
+    /// The guest has it.
+    Attached,
+    /// The guest has it, and it does not work.
+    Failed,
+    /// The guest does not have it yet.
+    Waiting,
+}
+
+/// What the next start changes of a device.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub enum DeviceChange {
+    /// The guest gets it.
+    Attach,
+    /// It becomes another one, or gets other settings.
+    Change,
+    /// The guest loses it.
+    Detach,
+}
+
+impl DeviceChange {
+    /// What the next start does, for people.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Attach => "the guest gets it",
+            Self::Change => "it changes",
+            Self::Detach => "the guest loses it",
+        }
+    }
 }
 
 /// Why a VM is not as its spec wants it.
@@ -215,6 +332,11 @@ fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
 /// Claims as a map by `name`.
 fn claims(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimStatus>(generator, &["name"])
+}
+
+/// Devices as a map by `kind` and `name`.
+pub(super) fn devices(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<DeviceStatus>(generator, &["kind", "name"])
 }
 
 /// The networks as a map by `slot`.

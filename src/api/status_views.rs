@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    PendingChange, VirtualMachineStatus, conditions,
+    PendingChange, RunnerStatus, VirtualMachineStatus,
+    report::REPORTED_CONDITIONS,
     stored::{DEEPEST, nests_deeper},
 };
 
@@ -25,28 +26,18 @@ const SHORT_TEXT: usize = 256;
 /// The most pending changes, claims, kinds and the like.
 const MOST_ITEMS: usize = 500;
 
-/// The conditions that a runner reports, which say what the guest does. A template may read them; all others follow from what is rendered.
-const OF_RUNNER: [&str; 7] = [
-    conditions::RUNNING,
-    conditions::BOOTED,
-    conditions::VMOP_AGENT_CONNECTED,
-    conditions::USER_LOGGED_IN,
-    conditions::CONSOLE_CONNECTED,
-    conditions::CHANGES_APPLIED,
-    conditions::DEVICES_READY,
-];
-
 impl VirtualMachineStatus {
     /// The status without what the definition does not allow although the types here do: items of a list with the same key, conditions with
     /// another status than True, False or Unknown, an `osinfo` that is no object, and whatever is too large. Texts that come from outside
     /// (a kubelet, a webhook, QEMU, a guest) have no control characters then.
     pub fn valid(mut self) -> Self {
-        self.osinfo = self.osinfo.filter(Value::is_object);
+        self.runner.osinfo = self.runner.osinfo.filter(Value::is_object);
         self.conditions.retain(|condition| ["True", "False", "Unknown"].contains(&condition.status.as_str()));
         keep_first(&mut self.conditions, |condition| condition.type_.clone());
         keep_first(&mut self.object_kinds, Clone::clone);
         keep_first(&mut self.pending_changes, |change| change.path.clone());
         keep_first(&mut self.claims, |claim| claim.name.clone());
+        keep_first(&mut self.runner.devices, |device| (device.kind, device.name.clone()));
         for claim in &mut self.claims {
             keep_first(&mut claim.findings, |finding| finding.reason);
         }
@@ -79,7 +70,7 @@ impl VirtualMachineStatus {
         for claim in &mut self.claims {
             claim.findings.clear();
         }
-        self.osinfo = None;
+        self.runner.osinfo = None;
         self
     }
 
@@ -99,9 +90,12 @@ impl VirtualMachineStatus {
     pub fn of_new() -> Self {
         Self {
             observed_generation: Some(-1),
-            cpus: Some(0),
-            ram: Some("0".into()),
-            display_password_serial: Some(0),
+            runner: RunnerStatus {
+                cpus: Some(0),
+                ram: Some("0".into()),
+                display_password_serial: Some(0),
+                ..RunnerStatus::default()
+            },
             ..Self::default()
         }
     }
@@ -122,12 +116,16 @@ impl VirtualMachineStatus {
             taken_generation: None,
             problem: None,
             pending_changes: Vec::new(),
-            serial_users: Vec::new(),
-            cpus: Some(0),
-            ram: Some("0".into()),
-            relay_port: self.relay_port.map(|_| 0),
-            console_client: emptied(self.console_client),
-            logged_in_user: emptied(self.logged_in_user),
+            runner: RunnerStatus {
+                serial_users: Vec::new(),
+                devices: Vec::new(),
+                cpus: Some(0),
+                ram: Some("0".into()),
+                relay_port: self.runner.relay_port.map(|_| 0),
+                console_client: emptied(self.runner.console_client),
+                logged_in_user: emptied(self.runner.logged_in_user),
+                ..self.runner
+            },
             ..self
         }
     }
@@ -136,7 +134,7 @@ impl VirtualMachineStatus {
     /// changed itself, and the VM would never be at rest.
     pub fn for_templates(self) -> Self {
         let mut conditions = self.conditions;
-        conditions.retain(|condition| OF_RUNNER.contains(&condition.type_.as_str()));
+        conditions.retain(|condition| REPORTED_CONDITIONS.contains(&condition.type_.as_str()));
         Self {
             conditions,
             observed_generation: None,
@@ -149,6 +147,7 @@ impl VirtualMachineStatus {
             claims: Vec::new(),
             new_disks: None,
             retry: None,
+            runner: RunnerStatus { devices: Vec::new(), ..self.runner },
             ..self
         }
     }

@@ -136,10 +136,10 @@ impl Page {
     fn of(vm: &VirtualMachine, agent: Option<&Value>) -> Self {
         let status = vm.status.clone().unwrap_or_default();
         let agent = agent.unwrap_or(&Value::Null);
-        let system = agent.get("osinfo").or(status.osinfo.as_ref()).unwrap_or(&Value::Null);
+        let system = agent.get("osinfo").or(status.runner.osinfo.as_ref()).unwrap_or(&Value::Null);
         let mut users = items(&agent["users"], user);
         if users.is_none() {
-            users = status.logged_in_user.map(|name| vec![User { name, since: None }]);
+            users = status.runner.logged_in_user.map(|name| vec![User { name, since: None }]);
         }
         let zone = &agent["timezone"];
         let offset = zone["offset"].as_i64().map(|seconds| {

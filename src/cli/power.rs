@@ -280,7 +280,7 @@ impl Job<'_> {
     /// What `--wait` waits for after the VM was written. The runner of the VM-Operator reports neither pauses nor resets nor reboots.
     fn goal(&self, before: &VirtualMachine, written: &DynamicObject, former: Option<String>) -> Option<Goal> {
         let count = |field: &str| u32::try_from(written.data["spec"]["vm"][field].as_u64()?).ok();
-        let has_our_runner = before.status.as_ref().is_some_and(|status| status.config_digest.is_some());
+        let has_our_runner = before.status.as_ref().is_some_and(|status| status.runner.config_digest.is_some());
         match self.command {
             Command::Start { .. } => Some(Goal::Running),
             Command::Stop { .. } => Some(Goal::Stopped),

@@ -96,7 +96,7 @@ impl Options {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let hello = options.hello()?;
     let (vm, found) = read_vm(&options.vm, &options.cluster).await?;
-    let port = found.status.as_ref().and_then(|status| status.relay_port).filter(|port| *port > 0);
+    let port = found.status.as_ref().and_then(|status| status.runner.relay_port).filter(|port| *port > 0);
     let pod = pod_of(&vm, &found).await?;
     let (Some(port), Some(pod)) = (port, pod) else {
         let (name, namespace) = (vm.name(), vm.namespace());

@@ -355,7 +355,7 @@ impl Export<'_> {
     }
 
     fn identity(&self) -> Option<&Identity> {
-        self.vm.status.as_ref()?.identity.as_ref()
+        self.vm.status.as_ref()?.runner.identity.as_ref()
     }
 
     fn networks(&mut self, machine: &Machine, instance: &mut Map<String, Value>) {

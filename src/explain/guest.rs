@@ -8,7 +8,7 @@ pub(super) fn state(facts: &Facts) -> (&'static str, String) {
     let status = facts.vm.status.as_ref();
     let has_address = status.is_some_and(|status| status.addresses.iter().flatten().next().is_some());
     let lacks_address = !has_address && facts.vm.spec.vm.networks.iter().any(|network| network.pod.is_some());
-    let system = status.and_then(|status| status.osinfo.as_ref()?["pretty-name"].as_str());
+    let system = status.and_then(|status| status.runner.osinfo.as_ref()?["pretty-name"].as_str());
     let Some(booted) = facts.condition(BOOTED) else {
         return ("-", "its runner does not say whether it has booted".into());
     };

@@ -11,7 +11,7 @@ use super::{Explanation, Facts, Stage, explain, guest, time};
 use crate::{
     api::{
         PendingChange, PowerState, Quantity,
-        status::{StateOverride, whole_seconds},
+        status::{DeviceStatus, StateOverride, whole_seconds},
     },
     object::STATE_UNTIL_ANNOTATION,
     observed::Object,
@@ -44,6 +44,9 @@ pub struct Page {
     pub templates: Option<String>,
     /// What takes effect at the next start.
     pub pending: Vec<PendingChange>,
+    /// The guest's disks, CD drives and network cards, and those of its next start.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceStatus>,
     /// The last events about the VM, its Pod and its claims, the newest last.
     pub events: Vec<Happening>,
 }
@@ -166,6 +169,7 @@ impl Page {
             pod: facts.pod().map(pod),
             templates,
             pending: status.pending_changes,
+            devices: status.runner.devices,
             events: events(facts),
         }
     }
@@ -183,18 +187,18 @@ fn wanted(facts: &Facts) -> Size {
 
 fn present(facts: &Facts) -> Present {
     let Some(status) = &facts.vm.status else { return Present::default() };
-    let system = |key: &str| status.osinfo.as_ref()?[key].as_str().map(str::to_owned);
+    let system = |key: &str| status.runner.osinfo.as_ref()?[key].as_str().map(str::to_owned);
     Present {
         phase: status.phase.clone().unwrap_or_default(),
         node: status.node_name.clone(),
-        accelerator: status.accelerator.clone(),
-        cpus: status.cpus.unwrap_or_default(),
-        ram: status.ram.as_deref().map(readable).unwrap_or_default(),
+        accelerator: status.runner.accelerator.clone(),
+        cpus: status.runner.cpus.unwrap_or_default(),
+        ram: status.runner.ram.as_deref().map(readable).unwrap_or_default(),
         addresses: status.addresses.iter().flatten().map(|it| it.address.clone()).collect(),
         guest: Some(guest::state(facts)).filter(|(state, _)| facts.is_up() && *state == "waits").map(|(_, text)| text),
         system: system("pretty-name").or_else(|| system("name")),
-        user: status.logged_in_user.clone(),
-        viewer: status.console_client.clone(),
+        user: status.runner.logged_in_user.clone(),
+        viewer: status.runner.console_client.clone(),
     }
 }
 
@@ -331,6 +335,11 @@ impl fmt::Display for Page {
         for PendingChange { path, subject: _, current, wanted, reason } in &self.pending {
             let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
             line(f, title, &format!("{path}: {} -> {} ({reason})", text(current), text(wanted)))?;
+            title = "";
+        }
+        title = "Devices";
+        for device in self.devices.iter().filter(|device| device.is_notable()) {
+            line(f, title, &device.to_string())?;
             title = "";
         }
         title = "Disks";

@@ -24,7 +24,7 @@ use crate::{
 
 /// Gives each drive its slot.
 pub(crate) fn place(vm: &VirtualMachine, drives: &mut [Drive]) {
-    let Some(identity) = vm.status.as_ref().and_then(|status| status.identity.as_ref()) else { return };
+    let Some(identity) = vm.status.as_ref().and_then(|status| status.runner.identity.as_ref()) else { return };
     let (mut disks, mut cds): (Vec<&mut Drive>, Vec<&mut Drive>) =
         drives.iter_mut().partition(|drive| drive.cd().is_none());
     let of_disks = disk_slots(vm, identity, &disks);

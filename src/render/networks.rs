@@ -25,7 +25,7 @@ use crate::{
 /// The sections of the networks, in the order of the spec.
 pub(crate) fn sections(vm: &VirtualMachine) -> Vec<NetworkSection> {
     let networks = &vm.spec.vm.networks;
-    let identity = vm.status.as_ref().and_then(|status| status.identity.as_ref());
+    let identity = vm.status.as_ref().and_then(|status| status.runner.identity.as_ref());
     let recorded = identity.map(recorded).unwrap_or_default();
     // There the disks stand behind the last slot of the networks.
     let reuses = identity.is_some_and(|identity| identity.hardware.as_deref() == Some("legacy"));

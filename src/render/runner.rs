@@ -78,7 +78,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
 }
 
 fn identity(vm: &VirtualMachine) -> Option<&Identity> {
-    vm.status.as_ref()?.identity.as_ref()
+    vm.status.as_ref()?.runner.identity.as_ref()
 }
 
 /// The drive of a CD. Its `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.

@@ -39,7 +39,10 @@ use super::{
     state::{MachineState, Orders, PasswordEnd, Phase},
     status_writer::VmResource,
 };
-use crate::process::{ErrorChain, follow::Follower};
+use crate::{
+    process::{ErrorChain, follow::Follower},
+    runner_config::at_start::attachments,
+};
 
 /// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT_PORT: &str = "guest-agent";
@@ -305,6 +308,8 @@ impl Agent {
         let machine = self.observation.machine.as_ref();
         let cpus = self.observation.cpus;
         self.observation.cds = machine.map(|machine| report::cds(machine, &config.vm)).unwrap_or_default();
+        let started = machine.and_then(|machine| machine.started_with.as_ref());
+        self.observation.attachments = started.map(|started| attachments(&started.vm, &config.vm)).unwrap_or_default();
         self.observation.pending =
             machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
         // What the machine role says of the CDs is a part of what the configuration has become.

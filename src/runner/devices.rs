@@ -10,6 +10,8 @@ use crate::{api::Reason, runner_config::VmSection};
 pub enum Problem {
     /// A disk cannot be written, so QEMU has stopped the guest.
     Disk {
+        /// The disk. `None`: one of a custom QEMU template.
+        device: Option<DeviceId>,
         /// The disk's name, or the path of its file.
         name: String,
         /// Whether there is no space left. Otherwise it is another error.
@@ -20,6 +22,15 @@ pub enum Problem {
 }
 
 impl Problem {
+    /// Whether it is about this device. `is_of_pod`: the device is a network card of type pod.
+    pub fn is_of(&self, id: DeviceId, is_of_pod: bool) -> bool {
+        match self {
+            Self::Disk { device, .. } => *device == Some(id),
+            Self::Helper(Helper::PodNetwork | Helper::PodContainer) => is_of_pod,
+            Self::Helper(Helper::Tpm) => false,
+        }
+    }
+
     /// The reason of the condition.
     pub fn reason(&self) -> Reason {
         match self {
@@ -33,11 +44,11 @@ impl Problem {
     /// What is wrong, and what to do.
     pub fn message(&self) -> String {
         match self {
-            Self::Disk { name, is_full: true } => format!(
+            Self::Disk { device: _, name, is_full: true } => format!(
                 "The storage of the disk {name} is full, so QEMU has stopped the guest before it loses data. Make space there, or let it \
                  grow; the guest goes on by itself then."
             ),
-            Self::Disk { name, is_full: false } => format!(
+            Self::Disk { device: _, name, is_full: false } => format!(
                 "The storage of the disk {name} has an error, so QEMU has stopped the guest before it loses data. Mend the storage; the \
                  guest goes on by itself then."
             ),
@@ -69,12 +80,13 @@ pub fn failed_disks(blocks: &Value, vm: &VmSection) -> Vec<Problem> {
             _ => return None,
         };
         let path = block["qdev"].as_str()?;
-        let name = match DeviceId::at(path) {
+        let device = DeviceId::at(path);
+        let name = match device {
             Some(DeviceId::Disk(slot)) => disk_name(slot, vm),
             Some(DeviceId::Cd(_) | DeviceId::Network(_)) | None => None,
         };
         let name = name.unwrap_or_else(|| path.to_owned());
-        Some(Problem::Disk { name, is_full })
+        Some(Problem::Disk { device, name, is_full })
     };
     blocks.as_array().into_iter().flatten().filter_map(problem).collect()
 }
@@ -113,7 +125,7 @@ mod tests {
         let failed = |statuses| {
             let problems = failed_disks(&blocks(statuses), &vm);
             let text = |problem| match problem {
-                Problem::Disk { name, is_full } => format!("{name}{}", if is_full { " full" } else { "" }),
+                Problem::Disk { device: _, name, is_full } => format!("{name}{}", if is_full { " full" } else { "" }),
                 Problem::Helper(helper) => panic!("{helper:?}"),
             };
             problems.into_iter().map(text).collect::<Vec<_>>().join(", ")

@@ -6,6 +6,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp}
 use serde_json::Value;
 
 use super::{
+    device::DeviceId,
     devices::Problem,
     login::LoginState,
     panics::{Panic, Reaction, Reactions},
@@ -15,13 +16,13 @@ use super::{
 };
 use crate::{
     api::{
-        Identity, PendingChange, Quantity, Reason, VmReportStatus,
+        Identity, PendingChange, Quantity, Reason, RunnerStatus, VmReportStatus,
         conditions::{self, NewCondition, with_times},
-        report::MOST_USERS,
-        status::{CdIdentity, DiskIdentity, ListEntry, NetworkIdentity},
+        report::{MOST_DEVICES, MOST_USERS},
+        status::{CdIdentity, DeviceKind, DevicePhase, DeviceStatus, DiskIdentity, ListEntry, NetworkIdentity},
     },
     relay::Mode,
-    runner_config::VmSection,
+    runner_config::{VmSection, at_start::Attachment},
 };
 
 /// The longest part of a message that quotes QEMU after its failure, in bytes. A condition's message may have 32768 characters.
@@ -79,6 +80,8 @@ pub struct Observation {
     pub refused: Vec<String>,
     /// The disks that have stopped the guest.
     pub devices: Vec<Problem>,
+    /// The devices that QEMU has, and those of its next start.
+    pub attachments: Vec<Attachment>,
     /// See [`ConfigFile::digest`](crate::runner_config::ConfigFile::digest).
     pub config_digest: Option<String>,
     /// The UID of the VirtualMachine. If it changes, the VM was deleted and created again while QEMU ran, and its new status is empty.
@@ -117,6 +120,7 @@ pub struct Report {
     reset_counter: Option<u64>,
     reboot_counter: Option<u64>,
     pending: Vec<PendingChange>,
+    devices: Vec<DeviceStatus>,
     config_digest: Option<String>,
 }
 
@@ -144,6 +148,42 @@ fn disks(machine: &MachineState) -> Vec<DiskIdentity> {
         .filter_map(|(slot, disk)| Some(DiskIdentity { name: disk.volume()?.to_owned(), slot }))
         .filter(|disk| is_name(&disk.name) && disk.slot < DiskIdentity::MOST && names.insert(disk.name.clone()))
         .collect()
+}
+
+/// The devices that do not work.
+fn problems(observation: &Observation, machine: &MachineState) -> Vec<Problem> {
+    let lost = machine.lost.iter().copied().map(Problem::Helper);
+    observation.devices.iter().cloned().chain(lost).collect()
+}
+
+/// The devices of the running guest and of its next start. An own template can give two of a kind one name: only the first one is reported.
+fn devices(observation: &Observation, machine: &MachineState) -> Vec<DeviceStatus> {
+    let problems = problems(observation, machine);
+    let of_pod: BTreeSet<u32> =
+        machine.interfaces().filter(|(_, section, _)| section.is_pod()).map(|(slot, ..)| slot).collect();
+    let status = |it: &Attachment| {
+        let (id, is_of_pod) = match it.kind {
+            DeviceKind::Disk => (DeviceId::Disk(it.slot), false),
+            DeviceKind::CdDrive => (DeviceId::Cd(it.slot), false),
+            DeviceKind::Network => (DeviceId::Network(it.slot), of_pod.contains(&it.slot)),
+        };
+        let problem = problems.iter().find(|problem| it.is_attached && problem.is_of(id, is_of_pod));
+        DeviceStatus {
+            kind: it.kind,
+            name: quote(&it.name, LONGEST_REMARK),
+            phase: match (it.is_attached, problem) {
+                (false, _) => DevicePhase::Waiting,
+                (true, Some(_)) => DevicePhase::Failed,
+                (true, None) => DevicePhase::Attached,
+            },
+            at_next_start: it.at_next_start,
+            reason: problem.map(Problem::reason),
+            message: problem.map(|problem| quote(&problem.message(), LONGEST_REMARK)),
+        }
+    };
+    let mut names = BTreeSet::new();
+    let all = observation.attachments.iter().map(status);
+    all.filter(|device| names.insert((device.kind, device.name.clone()))).take(MOST_DEVICES as usize).collect()
 }
 
 /// What the CD drives keep for the next start: those of the configuration, also if QEMU does not have them yet, and those of QEMU that the configuration
@@ -201,6 +241,7 @@ impl Report {
             reset_counter: observation.reset_counter,
             reboot_counter: observation.reboot_counter,
             pending: if is_running { short_changes(&observation.pending) } else { Vec::new() },
+            devices: if is_running { devices(observation, machine) } else { Vec::new() },
             config_digest: observation.config_digest.clone(),
         })
     }
@@ -230,10 +271,10 @@ impl Report {
             reset_counter,
             reboot_counter,
             pending,
+            devices,
             config_digest,
         } = self;
-        VmReportStatus {
-            conditions: with_times(conditions.clone(), &before.conditions, None, now),
+        let runner = RunnerStatus {
             cpus: Some(*cpus),
             ram: Some(Quantity::with_unit(*ram).to_string()),
             runner_version: Some(env!("CARGO_PKG_VERSION").into()),
@@ -247,9 +288,14 @@ impl Report {
             identity: identity.clone(),
             reset_count: reset_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
             reboot_count: reboot_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
-            pending_changes: pending.iter().cloned().map(Into::into).collect(),
             config_digest: config_digest.clone(),
+            devices: devices.clone(),
             osinfo: os_info.clone(),
+        };
+        VmReportStatus {
+            conditions: with_times(conditions.clone(), &before.conditions, None, now),
+            pending_changes: pending.iter().cloned().map(Into::into).collect(),
+            runner,
         }
     }
 }
@@ -350,8 +396,7 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
         of_guest(conditions::CONSOLE_CONNECTED, console),
     ];
     // These conditions exist only while something is wrong.
-    let lost = machine.lost.iter().copied().map(Problem::Helper);
-    let problems: Vec<Problem> = observation.devices.iter().cloned().chain(lost).collect();
+    let problems = problems(observation, machine);
     if activity.is_running()
         && let Some(problem) = problems.first()
     {
@@ -536,7 +581,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{api::Subject, runner::state::Helper};
+    use crate::{
+        api::{Subject, status::DeviceChange},
+        runner::state::Helper,
+    };
+
+    fn full_disk() -> Problem {
+        Problem::Disk { device: Some(DeviceId::Disk(1)), name: "data-disk".into(), is_full: true }
+    }
+
+    fn attachment(kind: DeviceKind, name: &str, slot: u32, at_next_start: Option<DeviceChange>) -> Attachment {
+        Attachment { kind, slot, name: name.into(), is_attached: true, at_next_start }
+    }
 
     fn machine(phase: Phase) -> Option<MachineState> {
         Some(MachineState {
@@ -616,12 +672,25 @@ mod tests {
             ),
             (
                 "a disk is full",
-                Observation { devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }], ..up.clone() },
+                Observation {
+                    devices: vec![full_disk()],
+                    attachments: vec![
+                        attachment(DeviceKind::Disk, "system-disk", 0, None),
+                        attachment(DeviceKind::Disk, "data-disk", 1, Some(DeviceChange::Detach)),
+                        Attachment {
+                            is_attached: false,
+                            ..attachment(DeviceKind::Network, "lan", 2, Some(DeviceChange::Attach))
+                        },
+                        // The API server takes each once.
+                        attachment(DeviceKind::Disk, "data-disk", 3, None),
+                    ],
+                    ..up.clone()
+                },
             ),
             (
                 "a disk is full, and there is no TPM",
                 Observation {
-                    devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }],
+                    devices: vec![full_disk()],
                     machine: up.machine.clone().map(|machine| MachineState { lost: vec![Helper::Tpm], ..machine }),
                     ..up.clone()
                 },

@@ -154,13 +154,13 @@ impl VmResource {
             Some(Answer::Report(report)) => {
                 let report: VmReport = serde_json::from_value(report).map_err(kube::Error::SerdeError)?;
                 let status = report.status.unwrap_or_default();
-                let serial = status.display_password_serial.or(report.spec.display_password_serial);
+                let serial = status.runner.display_password_serial.or(report.spec.display_password_serial);
                 StatusBefore { conditions: status.conditions, password_serial: serial.unwrap_or_default() }
             }
             Some(Answer::Vm(vm)) => {
                 let StoredVm(vm) = serde_json::from_value(vm).map_err(kube::Error::SerdeError)?;
                 let status = vm.status.unwrap_or_default();
-                let password_serial = status.display_password_serial.unwrap_or_default();
+                let password_serial = status.runner.display_password_serial.unwrap_or_default();
                 StatusBefore { conditions: status.conditions, password_serial }
             }
             None => StatusBefore::default(),

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::{Drive, NetworkSection, VmSection};
-use crate::api::{PendingChange, Subject, pending};
+use crate::api::{
+    PendingChange, Subject, pending,
+    status::{DeviceChange, DeviceKind},
+};
 
 /// A difference that the running VM takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,23 +99,54 @@ pub fn differences(current: &Map<String, Value>, wanted: &Map<String, Value>) ->
     differing.map(|name| (name.clone(), current.get(name).cloned(), wanted.get(name).cloned())).collect()
 }
 
+/// A device that QEMU has, or gets at its next start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Its kind.
+    pub kind: DeviceKind,
+    /// Its slot.
+    pub slot: u32,
+    /// What people call it.
+    pub name: String,
+    /// Whether QEMU has it.
+    pub is_attached: bool,
+    /// What the next start changes of it.
+    pub at_next_start: Option<DeviceChange>,
+}
+
+/// All devices of lists, of QEMU as it was started with `current` and of its next start with `wanted`: those of `wanted` in their order, then
+/// those that go.
+pub fn attachments(current: &VmSection, wanted: &VmSection) -> Vec<Attachment> {
+    let all = |vm: &VmSection| drives(vm).into_iter().chain(networks(vm)).collect::<Vec<_>>();
+    let (current, wanted) = (all(current), all(wanted));
+    let find = |devices: &[Device], key| devices.iter().find(|it| it.key == key).map(|it| it.value.clone());
+    let stays = wanted.iter().map(|device| {
+        let now = find(&current, device.key);
+        let change = match &now {
+            None => Some(DeviceChange::Attach),
+            Some(now) => (*now != device.value).then_some(DeviceChange::Change),
+        };
+        (device, now.is_some(), change)
+    });
+    let gone = current.iter().filter(|device| find(&wanted, device.key).is_none());
+    let gone = gone.map(|device| (device, true, Some(DeviceChange::Detach)));
+    let attachment = |(device, is_attached, at_next_start): (&Device, bool, Option<DeviceChange>)| {
+        let (kind, slot) = device.key;
+        Attachment { kind, slot, name: device.name.clone(), is_attached, at_next_start }
+    };
+    stays.chain(gone).map(attachment).collect()
+}
+
 /// A device as QEMU gets it at its start.
 struct Device {
     /// Its kind and slot. A slot is taken once in each kind.
-    key: (Kind, u32),
+    key: (DeviceKind, u32),
     subject: Subject,
     /// What people call it.
     name: String,
     value: Value,
     /// What of it changes while the VM runs.
     live: Value,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Disk,
-    CdDrive,
-    Network,
 }
 
 /// The drives in the order of the configuration, which is the order in which they boot if none has a place in it.
@@ -122,7 +156,7 @@ fn drives(vm: &VmSection) -> Vec<Device> {
         let is_cd = drive.cd().is_some();
         let number = if is_cd { cds.next() } else { disks.next() }.unwrap_or_default();
         let name = drive.label(number);
-        let key = (if is_cd { Kind::CdDrive } else { Kind::Disk }, drive.slot(number));
+        let key = (if is_cd { DeviceKind::CdDrive } else { DeviceKind::Disk }, drive.slot(number));
         let live = drive.cd().map_or(Value::Null, |file| json!({ "file": file, "name": drive.cd_name() }));
         let mut drive = drive.clone();
         if let Drive::IdeCd { file, name, .. } = &mut drive {
@@ -144,7 +178,7 @@ fn networks(vm: &VmSection) -> Vec<Device> {
         let mut network = network.clone();
         NetworkSection::forget_name(&mut network);
         network.place(usize::MAX, slot);
-        let (key, subject) = ((Kind::Network, slot), Subject::Network(name.clone()));
+        let (key, subject) = ((DeviceKind::Network, slot), Subject::Network(name.clone()));
         Device { key, subject, name, value: json!(network), live }
     });
     networks.collect()
@@ -249,6 +283,40 @@ mod tests {
             ),
         ] {
             assert_eq!(found(&current, &wanted), expected, "{current} -> {wanted}");
+        }
+    }
+
+    #[test]
+    fn each_device_says_whether_qemu_has_it_and_what_the_next_start_changes() {
+        let said = |current: &str, wanted: &str| {
+            let words = |it: Attachment| {
+                let change = it.at_next_start.map(|change| format!(" {change:?}")).unwrap_or_default();
+                format!("{:?} {}{}{change}", it.kind, it.name, if it.is_attached { " attached" } else { "" })
+            };
+            attachments(&vm(current), &vm(wanted)).into_iter().map(words).collect::<Vec<_>>().join(", ")
+        };
+        let (a, b) = ("{ type: raw, resource: /dev/a-disk }", "{ type: raw, resource: /dev/b-disk, slot: 1 }");
+        for (current, wanted, expected) in [
+            (format!("drives: [{a}]"), format!("drives: [{a}]"), "Disk a-disk attached"),
+            // Another CD is in the drive at once.
+            (
+                "drives: [{ type: ide-cd, file: x }]".into(),
+                "drives: [{ type: ide-cd, file: y }]".into(),
+                "CdDrive 0 attached",
+            ),
+            (format!("drives: [{a}]"), format!("drives: [{a}, {b}]"), "Disk a-disk attached, Disk b-disk Attach"),
+            (
+                format!("drives: [{a}, {b}]"),
+                format!("drives: [{b}]"),
+                "Disk b-disk attached, Disk a-disk attached Detach",
+            ),
+            (
+                "network: [{ type: pod, device: d }]".into(),
+                "network: [{ type: pod, device: e, name: lan, slot: 0 }]".into(),
+                "Network lan attached Change",
+            ),
+        ] {
+            assert_eq!(said(&current, &wanted), expected, "{current} -> {wanted}");
         }
     }
 

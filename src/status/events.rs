@@ -128,7 +128,7 @@ fn guest_changed(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus) -> 
             "Restart",
         );
     }
-    let counts = (vm.spec.vm.reset_count, before.and_then(|status| status.reset_count));
+    let counts = (vm.spec.vm.reset_count, before.and_then(|status| status.runner.reset_count));
     let is_new_spec = before.and_then(|status| status.observed_generation) != vm.metadata.generation;
     if let (Some(asked), Some(done)) = counts
         && is(&new, Phase::Running)
@@ -137,7 +137,7 @@ fn guest_changed(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus) -> 
     {
         add(Reason::Reset, format!("resetCount was increased to {asked}: the guest is reset"), "Reset");
     }
-    let counts = (vm.spec.vm.reboot_count, before.and_then(|status| status.reboot_count));
+    let counts = (vm.spec.vm.reboot_count, before.and_then(|status| status.runner.reboot_count));
     if let (Some(asked), done) = counts
         && is(&new, Phase::Running)
         && is_new_spec

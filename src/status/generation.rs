@@ -41,7 +41,7 @@ fn is_of_spec(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
 /// Whether the runner has read the newest configuration. A runner of the VM-Operator does not say what it has read.
 pub(super) fn has_read(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
     let status = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner());
-    let Some(digest) = status.and_then(|status| status.config_digest.as_ref()) else { return true };
+    let Some(digest) = status.and_then(|status| status.runner.config_digest.as_ref()) else { return true };
     let Ok(objects) = reconciled.rendered else { return false };
     let mut texts = objects.iter().filter_map(configuration).peekable();
     texts.peek().is_none() || texts.any(|text| ConfigFile::digest(text) == *digest)

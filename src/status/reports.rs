@@ -23,7 +23,7 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{VirtualMachine, VirtualMachineStatus, VmReportStatus},
+    api::{RunnerStatus, VirtualMachine, VirtualMachineStatus, VmReportStatus},
     object::{self, ObjectKey, reports},
     observed::{Object, Observed, whose::is_named_by},
     ownership::{self, origin::Origin},
@@ -155,7 +155,7 @@ fn create(vm: &VirtualMachine, pod_uid: &str, ends: bool) -> ReportAction {
     if ends {
         spec["endGuest"] = true.into();
     }
-    if let Some(serial) = vm.status.as_ref().and_then(|status| status.display_password_serial) {
+    if let Some(serial) = vm.status.as_ref().and_then(|status| status.runner.display_password_serial) {
         spec["displayPasswordSerial"] = serial.into();
     }
     let value = json!({
@@ -188,30 +188,26 @@ pub(super) fn is_folded(vm: &VirtualMachine) -> bool {
     is_reported || ownership::owns_status_field(vm, "podUid")
 }
 
-/// The runner's fields of the status that the manager has put there from a report, and that it keeps until there is another.
-pub(super) fn carried(vm: &VirtualMachine) -> VirtualMachineStatus {
-    let Some(status) = &vm.status else { return VirtualMachineStatus::default() };
-    let owns = |field: &str| status.reported.is_some() || ownership::owns_status_field(vm, field);
-    // Without a report the manager writes these itself while nothing runs.
-    let is_folded = is_folded(vm);
-    let measured = |field: &str| is_folded && owns(field);
-    VirtualMachineStatus {
-        runner_version: status.runner_version.clone().filter(|_| owns("runnerVersion")),
-        accelerator: status.accelerator.clone().filter(|_| owns("accelerator")),
-        cpus: status.cpus.filter(|_| measured("cpus")),
-        ram: status.ram.clone().filter(|_| measured("ram")),
-        relay_port: status.relay_port.filter(|_| measured("relayPort")),
-        console_client: status.console_client.clone().filter(|_| measured("consoleClient")),
-        serial_users: if measured("serialUsers") { status.serial_users.clone() } else { Vec::new() },
-        logged_in_user: status.logged_in_user.clone().filter(|_| measured("loggedInUser")),
-        display_password_serial: status.display_password_serial.filter(|_| owns("displayPasswordSerial")),
-        display_password_expiry: status.display_password_expiry.clone().filter(|_| owns("displayPasswordExpiry")),
-        identity: status.identity.clone().filter(|_| owns("identity")),
-        reset_count: status.reset_count.filter(|_| owns("resetCount")),
-        reboot_count: status.reboot_count.filter(|_| owns("rebootCount")),
-        config_digest: status.config_digest.clone().filter(|_| owns("configDigest")),
-        pod_uid: status.pod_uid.clone().filter(|_| is_folded),
-        osinfo: status.osinfo.clone().filter(|_| owns("osinfo")),
-        ..VirtualMachineStatus::default()
+/// The fields of [`RunnerStatus`] that the manager writes itself while nothing runs.
+const OF_BOTH: [&str; 7] = ["cpus", "ram", "relayPort", "consoleClient", "serialUsers", "loggedInUser", "devices"];
+
+/// The runner's part of the status that the manager has put there from a report, and that it keeps until there is another.
+pub(super) fn carried(vm: &VirtualMachine) -> RunnerStatus {
+    let Some(VirtualMachineStatus { runner, reported, .. }) = &vm.status else { return RunnerStatus::default() };
+    if reported.is_some() {
+        return runner.clone();
     }
+    let is_folded = is_folded(vm);
+    let mut part = json!(runner);
+    if let Value::Object(fields) = &mut part {
+        fields.retain(|field, _| {
+            ownership::owns_status_field(vm, field) && (is_folded || !OF_BOTH.contains(&field.as_str()))
+        });
+    }
+    serde_json::from_value(part).unwrap_or_default()
+}
+
+/// The Pod whose report the manager has put into the status.
+pub(super) fn reporting_pod(vm: &VirtualMachine) -> Option<String> {
+    vm.status.as_ref()?.pod_uid.clone().filter(|_| is_folded(vm))
 }

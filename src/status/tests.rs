@@ -439,7 +439,8 @@ fn written(vm: &VirtualMachine, status: &VirtualMachineStatus) -> VirtualMachine
     let entry = json!([{ "manager": STATUS_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
     vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
     let pod_uid = before.pod_uid.clone();
-    vm.status = Some(VirtualMachineStatus { conditions, pod_uid, cpus: before.cpus, ..status.clone() });
+    let runner = RunnerStatus { cpus: before.runner.cpus, ..status.runner.clone() };
+    vm.status = Some(VirtualMachineStatus { conditions, pod_uid, runner, ..status.clone() });
     vm
 }
 
@@ -473,7 +474,7 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
     let (first, _) = reconcile(&up, &silent, false);
     let unknown = ["Booted=Unknown Unknown", "ConsoleConnected=Unknown Unknown", "Running=Unknown Unknown"];
     assert_eq!(guests(&first), unknown);
-    assert_eq!((first.cpus, first.phase.as_deref(), first.ready), (None, Some("Unknown"), Some(false)));
+    assert_eq!((first.runner.cpus, first.phase.as_deref(), first.ready), (None, Some("Unknown"), Some(false)));
     let lost = written(&up, &first);
     let (again, _) = reconcile(&lost, &silent, false);
     assert_eq!(guests(&again), unknown, "the manager's own by now");
@@ -486,7 +487,7 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
         ["Booted=True GuestAgentAnswered", "ConsoleConnected=True Connected", "Running=True Started"]
     );
     assert_eq!(short(&json!(back)), "Running true Ready=True Running");
-    assert_eq!((back.cpus, events), (None, vec![]));
+    assert_eq!((back.runner.cpus, events), (None, vec![]));
     let returned = written(&lost, &back);
     assert_eq!(guests(&reconcile(&returned, &answering, false).0), guests(&back), "until the runner writes");
     // A node that is lost again.
@@ -512,7 +513,7 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
                 "UserLoggedIn=False Starting"
             ]
         );
-        assert_eq!(gone.cpus, Some(0));
+        assert_eq!(gone.runner.cpus, Some(0));
     }
 }
 

@@ -69,10 +69,12 @@ pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Respo
     let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
     let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
     let pending: Vec<Change> = changes.map(|change| Change::of(change, signed_in.views.administrator)).collect();
+    let devices = vm.status.as_ref().map(|status| &status.runner.devices);
     let templates = vm.status.as_ref().and_then(|status| status.templates.as_ref());
     let context = context! {
         frame => value(signed_in.frame()), view => "detail", vm => value(&row),
-        explanation => value(explain::explain(&facts)), pending => value(pending), templates => value(templates),
+        explanation => value(explain::explain(&facts)), pending => value(pending), devices => value(devices),
+        templates => value(templates),
         events => events.map(value), since => format!("{}-{number}", app.epoch),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "detail.html", context)

@@ -35,7 +35,7 @@ pub(super) async fn open(app: &App, vm: &VirtualMachine, path: &str) -> Result<S
 async fn connect(app: &App, vm: &VirtualMachine, path: &str) -> Result<Socket<TcpStream>, String> {
     let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
     let status = vm.status.as_ref();
-    let port = status.and_then(|status| status.relay_port).filter(|port| *port > 0).ok_or("it has no relay")?;
+    let port = status.and_then(|status| status.runner.relay_port).filter(|port| *port > 0).ok_or("it has no relay")?;
     let address = status.and_then(|status| status.addresses.as_ref()?.first()).ok_or("its Pod has no address")?;
     let secrets: Api<Secret> = Api::namespaced(app.client.clone(), namespace);
     let name = secret_name(vm.metadata.name.as_deref().unwrap_or_default());

@@ -37,7 +37,7 @@ pub(super) fn assigned_pool<'a>(person: &Person, vm: &'a VirtualMachine) -> Opti
 pub(super) fn console_user(vm: &VirtualMachine) -> Option<&str> {
     let status = vm.status.as_ref()?;
     // Whoever did not come through the relay is known by her address.
-    let viewer = status.console_client.as_deref().filter(|client| client.parse::<IpAddr>().is_err());
+    let viewer = status.runner.console_client.as_deref().filter(|client| client.parse::<IpAddr>().is_err());
     viewer.or(status.console_user.as_deref())
 }
 
@@ -49,7 +49,7 @@ pub(super) fn may_open(person: &Person, rights: &Rights, namespace: &str, vm: &V
         user: console_user(vm),
         is_connected: is_true(&status.conditions, CONSOLE_CONNECTED),
         login_wanted: vm.spec.vm.display.logged_in_user.is_some() || pool.is_some_and(|pool| pool.login_on_assignment),
-        logged_in: status.logged_in_user.as_deref(),
+        logged_in: status.runner.logged_in_user.as_deref(),
     };
     may_open_console(person, rights, &console)
 }

@@ -149,7 +149,7 @@ impl<'a> Row<'a> {
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or(Phase::Pending.as_str());
         let is_running = vm.runs();
         let is_open = is_running && may_open(person, rights, namespace, vm, store);
-        let has_relay = status.and_then(|status| status.relay_port).is_some_and(|port| port > 0);
+        let has_relay = status.and_then(|status| status.runner.relay_port).is_some_and(|port| port > 0);
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
         let acts = Act::ALL.into_iter().filter(|act| act.is_allowed(rights, is_administrator) && is_possible(*act));
         let assignment = status.and_then(|status| status.assignment.as_ref());
@@ -194,12 +194,12 @@ impl<'a> Row<'a> {
 
 /// The CPUs of the guest; those that the spec wants, if it does not run.
 pub(super) fn cpus(vm: &VirtualMachine) -> u32 {
-    vm.status.as_ref().and_then(|status| status.cpus).filter(|_| vm.runs()).unwrap_or_else(|| vm.spec.vm.cpus())
+    vm.status.as_ref().and_then(|status| status.runner.cpus).filter(|_| vm.runs()).unwrap_or_else(|| vm.spec.vm.cpus())
 }
 
 /// The memory of the guest; that which the spec wants, if it does not run.
 pub(super) fn ram(vm: &VirtualMachine) -> String {
-    let of_guest = vm.status.as_ref().and_then(|status| status.ram.clone()).filter(|_| vm.runs());
+    let of_guest = vm.status.as_ref().and_then(|status| status.runner.ram.clone()).filter(|_| vm.runs());
     of_guest.unwrap_or_else(|| vm.spec.vm.ram().to_string())
 }
 

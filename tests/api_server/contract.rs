@@ -608,7 +608,7 @@ async fn fields_that_are_not_set_have_the_documented_defaults() {
     assert_eq!(runner["vm"]["network"][0]["bridge"], "br0");
     let status = stored.status.unwrap();
     assert_eq!(
-        (status.cpus, status.ram.as_deref(), status.created, status.ready),
+        (status.runner.cpus, status.runner.ram.as_deref(), status.created, status.ready),
         (Some(0), Some("0"), Some(false), Some(false))
     );
 
@@ -749,8 +749,11 @@ async fn conditions_about_the_guest_become_false_when_its_pod_is_gone() {
         })
         .await;
     let status = vm.status.unwrap();
-    assert_eq!((status.console_client.as_deref(), status.logged_in_user.as_deref()), (Some(""), Some("")));
-    assert_eq!((status.display_password_serial, status.addresses), (Some(3), None));
+    assert_eq!(
+        (status.runner.console_client.as_deref(), status.runner.logged_in_user.as_deref()),
+        (Some(""), Some(""))
+    );
+    assert_eq!((status.runner.display_password_serial, status.addresses), (Some(3), None));
 }
 
 #[tokio::test]
@@ -776,7 +779,7 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     let is_false =
         |vm: &VirtualMachine, type_: &str| condition(vm, type_).is_some_and(|(status, ..)| status == "False");
     assert!(is_false(&vm, "Running") && is_false(&vm, "Booted"), "{vm:?}");
-    assert_eq!(json!(vm.status.unwrap().cpus), json!(0));
+    assert_eq!(json!(vm.status.unwrap().runner.cpus), json!(0));
 
     // The node starts it again, and it speaks for itself.
     let mut again = container("running", json!({}));
@@ -798,7 +801,7 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     ns.namespace.kubectl(&["patch", "vmreport", &uid, "--subresource=status", "--type=merge", "--patch", &report]);
     let vm = ns.vm_with_reason("apple", "Running").await;
     assert_eq!(condition(&vm, "Running").unwrap().1, "Started");
-    assert_eq!(json!(vm.status.unwrap().cpus), json!(1));
+    assert_eq!(json!(vm.status.unwrap().runner.cpus), json!(1));
 }
 
 #[tokio::test]

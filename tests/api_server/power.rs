@@ -135,7 +135,7 @@ async fn a_report_about_an_earlier_pod_is_ignored() {
     let vm = ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(condition(&vm, "Running").unwrap().0, "False", "the old runner's word is gone");
     let status = vm.status.unwrap();
-    assert_eq!((status.ready, status.cpus), (Some(false), Some(0)));
+    assert_eq!((status.ready, status.runner.cpus), (Some(false), Some(0)));
 }
 
 #[tokio::test]

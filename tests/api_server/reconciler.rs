@@ -127,7 +127,10 @@ async fn a_vm_that_no_manager_has_reconciled_is_not_healthy() {
     let vm = vms.get("apple").await.unwrap();
     let status = vm.status.unwrap();
     assert_eq!(status.observed_generation, Some(-1));
-    assert_eq!((status.cpus, status.ram.as_deref(), status.display_password_serial), (Some(0), Some("0"), Some(0)));
+    assert_eq!(
+        (status.runner.cpus, status.runner.ram.as_deref(), status.runner.display_password_serial),
+        (Some(0), Some("0"), Some(0))
+    );
     assert_eq!(conditions::find(&status.conditions, "Ready").unwrap().status, "Unknown");
 }
 

@@ -221,8 +221,10 @@ async fn a_pods_token_reads_nothing_and_writes_only_its_own_report() {
     let user = json!({ "status": { "loggedInUser": HIDDEN } });
     let reports: Api<VmReport> = ns.api();
     reports.patch_status(&other.uid().unwrap(), &PatchParams::default(), &Patch::Merge(&user)).await.unwrap();
-    ns.vm_when("pear", "with the user", |vm| vm.status.as_ref().unwrap().logged_in_user.as_deref() == Some(HIDDEN))
-        .await;
+    ns.vm_when("pear", "with the user", |vm| {
+        vm.status.as_ref().unwrap().runner.logged_in_user.as_deref() == Some(HIDDEN)
+    })
+    .await;
     for kind in ["Secret", "ConfigMap"] {
         let data = if kind == "Secret" { "stringData" } else { "data" };
         let object =
@@ -380,10 +382,13 @@ async fn a_report_has_bounds_and_only_the_runners_part_reaches_the_status() {
     assert_eq!((after.labels(), after.annotations()), (report.labels(), report.annotations()));
     assert_eq!((after.finalizers(), after.owner_references()), (report.finalizers(), report.owner_references()));
     assert_eq!(after.spec, report.spec);
-    let vm = ns.vm_when("apple", "with the report", |vm| vm.status.as_ref().unwrap().cpus == Some(7)).await;
+    let vm = ns.vm_when("apple", "with the report", |vm| vm.status.as_ref().unwrap().runner.cpus == Some(7)).await;
     let (before, after) = (before.status.unwrap(), vm.status.unwrap());
-    assert_eq!((after.osinfo, after.pod_uid.as_deref()), (Some(json!({ "id": "alpine" })), Some(uid.as_str())));
-    assert_eq!((&after.logged_in_user, &after.console_client), (&Some("alice".into()), &Some("10.0.0.1".into())));
+    assert_eq!((after.runner.osinfo, after.pod_uid.as_deref()), (Some(json!({ "id": "alpine" })), Some(uid.as_str())));
+    assert_eq!(
+        (&after.runner.logged_in_user, &after.runner.console_client),
+        (&Some("alice".into()), &Some("10.0.0.1".into()))
+    );
     assert_eq!(after.pending_changes.len(), 1);
     assert_eq!((before.phase, before.addresses, before.assignment), (after.phase, after.addresses, after.assignment));
     assert_eq!((before.claims, before.halted), (after.claims, after.halted));
@@ -436,12 +441,12 @@ async fn a_runner_that_knows_no_reports_is_heard_until_one_reports_in_its_pod() 
     let resource = VmResource::new(Some(client), ns.namespace.name(), target("apple", &pod));
     self::report(resource, Phase::Running).await;
     let vm = ns.vm_with_reason("apple", "ChangeFailed").await;
-    assert_eq!(vm.status.unwrap().identity.unwrap().uuid.as_deref(), Some("u-1"));
+    assert_eq!(vm.status.unwrap().runner.identity.unwrap().uuid.as_deref(), Some("u-1"));
     // Nothing of the former report stays that the new one does not say.
     ns.vm_when("apple", "without what the earlier runner said", |vm| {
         let owners = vm.metadata.managed_fields.iter().flatten();
         let is_left = owners.filter(|entry| entry.manager.as_deref() == Some("vm-runner")).count() > 0;
-        vm.status.as_ref().unwrap().serial_users.is_empty() && !is_left
+        vm.status.as_ref().unwrap().runner.serial_users.is_empty() && !is_left
     })
     .await;
 }

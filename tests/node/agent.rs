@@ -36,7 +36,7 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
         namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", &reset]);
         eventually("the reset to be reported", LIMIT, async || {
             let status = vms.get("demo").await.unwrap().status?;
-            (status.reset_count == Some(number)).then_some(())
+            (status.runner.reset_count == Some(number)).then_some(())
         })
         .await;
         let starts = format!("guest: starts={}", number + 1);
@@ -65,7 +65,7 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"resetCount":4}}}"#]);
     let vm = eventually("the new agent to report a reset", LIMIT, async || {
         let vm = vms.get("demo").await.unwrap();
-        (vm.status.as_ref()?.reset_count == Some(4)).then_some(vm)
+        (vm.status.as_ref()?.runner.reset_count == Some(4)).then_some(vm)
     })
     .await;
     let pending: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();

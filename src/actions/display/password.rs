@@ -114,7 +114,9 @@ async fn wait_until_set(
     waiting: impl FnOnce(),
 ) -> Result<(), DisplayError> {
     let is_reported = |vm: &VirtualMachine| {
-        vm.status.as_ref().is_some_and(|status| status.display_password_expiry.as_ref() == Some(&password.expiry))
+        vm.status
+            .as_ref()
+            .is_some_and(|status| status.runner.display_password_expiry.as_ref() == Some(&password.expiry))
     };
     // A VM that is gone ends the wait, too.
     let condition = |vm: Option<&VirtualMachine>| vm.is_none_or(is_reported);

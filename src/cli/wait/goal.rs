@@ -129,8 +129,8 @@ impl Goal {
                 let is_paused = running.and_then(conditions::reason) == Some(Reason::Paused);
                 is_paused && status.phase.as_deref() == Some(Phase::Paused.as_str())
             }
-            Self::Reset { count } => status.reset_count.is_some_and(|done| done >= *count),
-            Self::Rebooted { count } => status.reboot_count.is_some_and(|done| done >= *count),
+            Self::Reset { count } => status.runner.reset_count.is_some_and(|done| done >= *count),
+            Self::Rebooted { count } => status.runner.reboot_count.is_some_and(|done| done >= *count),
             Self::Taken { about, effect } => {
                 let is_pending = status.pending_changes.iter().any(|change| about.is(change, *effect));
                 status.created != Some(true)

@@ -213,16 +213,16 @@ fn a_report_is_in_the_status_and_the_second_look_writes_nothing() {
         let new = vm(|_| ());
         let first = wanted(&new, &observed);
         assert_eq!(conditions::find(&first.conditions, RUNNING).unwrap().status, running, "{what}");
-        assert_eq!(first.cpus, Some(cpus), "{what}");
-        assert_eq!(first.identity.as_ref().unwrap().uuid.as_deref(), Some("u-1"), "{what}");
+        assert_eq!(first.runner.cpus, Some(cpus), "{what}");
+        assert_eq!(first.runner.identity.as_ref().unwrap().uuid.as_deref(), Some("u-1"), "{what}");
         let after = written(&new, &first);
         let second = wanted(&after, &observed);
         assert!(!status_differs(&after, &second), "{what}:\n{:#}\n{:#}", json!(first), json!(second));
         // The report is gone, and what must stay known does.
         let gone = Observed { reports: Vec::new(), ..observed.clone() };
         let third = wanted(&after, &gone);
-        assert_eq!((&third.identity, &third.pod_uid), (&first.identity, &first.pod_uid), "{what}");
-        assert_eq!(third.display_password_serial, Some(3), "{what}");
+        assert_eq!((&third.runner.identity, &third.pod_uid), (&first.runner.identity, &first.pod_uid), "{what}");
+        assert_eq!(third.runner.display_password_serial, Some(3), "{what}");
         let after = written(&after, &third);
         assert!(!status_differs(&after, &wanted(&after, &gone)), "{what}, without its report");
     }
@@ -275,10 +275,10 @@ fn what_a_runner_writes_into_the_status_is_not_applied_by_the_manager() {
             "fieldsV1": { "f:status": { "f:podUid": {}, "f:identity": {} } },
         }]);
     });
-    assert_eq!(carried(&vm), VirtualMachineStatus::default());
+    assert_eq!(carried(&vm), RunnerStatus::default());
     let observed = with_reports(cluster(|_, _| ()), vec![own(POD, &Value::Null)]);
     let wanted = wanted(&vm, &observed);
-    assert_eq!((wanted.identity, wanted.pod_uid, wanted.cpus), (None, None, None));
+    assert_eq!((wanted.runner.identity, wanted.pod_uid, wanted.runner.cpus), (None, None, None));
     assert!(conditions::find(&wanted.conditions, RUNNING).is_none());
     assert!(has_fields_of_runner(&vm) && !is_of_pod(&vm, &observed));
     assert!(is_of_pod(&vm, &with_reports(cluster(|_, _| ()), vec![own(POD, &said(true))])));

@@ -261,16 +261,17 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
         let condition = conditions::find(&status.conditions, type_).cloned();
         condition.map(|it| (it.status, it.reason, it.message))
     };
+    let found = |message: &str| LookedUp { message: message.into(), what_to_do: "buy one".into() };
     let running = vm(|_| ());
     let known = draft_of(&running);
-    let (before, after) =
-        (known.status.clone(), known.explained(&running, "the node is full -> buy one", observed.now));
+    let (before, after) = (known.status.clone(), known.explained(&running, found("the node is full"), observed.now));
     let (status, reason, message) = of(&before, READY).unwrap();
     let tail = message.strip_prefix("Evicted: no memory").unwrap();
     assert!(tail.starts_with("; try 2 is at "), "{message}");
     assert_eq!(of(&after, READY), Some((status, reason, format!("the node is full -> buy one{tail}"))));
     let without = |mut status: VirtualMachineStatus| {
         status.conditions.retain(|condition| condition.type_ != READY);
+        status.problem = None;
         json!(status)
     };
     assert_eq!(without(before), without(after));
@@ -281,13 +282,15 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
     let (rendered, source, nothing) = (Ok(&[][..]), Source::default(), nothing());
     let stalled =
         draft(&Reconciled { vm: &running, observed: &nothing, plan: &plan, rendered, outcome: &refused, source });
-    let stalled = json!(stalled.explained(&running, "the namespace is full", nothing.now));
-    assert_eq!(ready(&stalled), ("ApplyFailed".into(), "the namespace is full".into()));
+    let stalled = json!(stalled.explained(&running, found("the namespace is full"), nothing.now));
+    assert_eq!(ready(&stalled), ("ApplyFailed".into(), "the namespace is full -> buy one".into()));
     assert_stalled(&stalled);
 
     let deleted = vm(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z"));
-    let deleted_status = json!(draft_of(&deleted).explained(&deleted, "a finalizer keeps it", nothing.now));
-    assert_eq!(ready(&deleted_status), ("BeingDeleted".into(), "a finalizer keeps it".into()));
+    let deleted_status = json!(draft_of(&deleted).explained(&deleted, found("a finalizer keeps it"), nothing.now));
+    assert_eq!(ready(&deleted_status), ("BeingDeleted".into(), "a finalizer keeps it -> buy one".into()));
+    let problem = json!({ "reason": "BeingDeleted", "message": "a finalizer keeps it", "whatToDo": "buy one" });
+    assert_eq!(deleted_status["problem"], problem);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Changes CPUs, memory, CDs and disks of a VM: what is to be written, decided from the VM as it is. The caller writes it.
+//! Changes CPUs, memory, CDs and disks of a VM: what is to be written, decided from the VM as it is.
 //!
 //! | the person says | what is written |
 //! |---|---|
@@ -9,14 +9,14 @@
 //! | grow a disk | the list of disks with another `storage` in one of them; never a smaller one |
 //!
 //! A list is written as a whole, so what is written names the version of the VM that it was made of: if somebody has changed the VM since,
-//! the API server refuses it, and the caller decides again.
+//! the API server refuses it, and it is decided again.
 //!
 //! If a GitOps controller applies the field, its next sync would take the change back, so that is an error unless the person insists.
 
-use kube::{ResourceExt, core::DynamicObject};
+use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::create::LEAST_DISK;
+use super::{Change, Decision, FoundVm, create::LEAST_DISK, from_git};
 use crate::{
     api::{PendingChange, Quantity, Reason, Subject, VirtualMachine, VirtualMachineStatus, conditions},
     claims,
@@ -77,27 +77,17 @@ pub enum Effect {
     NextStart,
 }
 
-/// What follows for a VM.
+/// What the person expects of a change.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decision {
-    /// Nothing is to be done, because of this.
-    Unchanged(String),
-    /// This is to be written.
-    Write {
-        /// A merge patch. It has the UID of the VM, so that another VM of its name is not changed, and if it replaces a list also the
-        /// version of the VM.
-        patch: Value,
-        /// What is different then, for people: `4 CPUs (before: 2)`.
-        what: String,
-        /// When the guest gets it, if it runs.
-        effect: Effect,
-        /// What it is about.
-        about: About,
-        /// What the person should know.
-        note: Option<String>,
-        /// Who else applies the field, and so may take it back, and the field.
-        applier: Option<(Applier, &'static str)>,
-    },
+pub struct Expected {
+    /// What is different then, for people: `4 CPUs (before: 2)`.
+    pub what: String,
+    /// When the guest gets it, if it runs.
+    pub effect: Effect,
+    /// What it is about.
+    pub about: About,
+    /// What the person should know.
+    pub note: Option<String>,
 }
 
 /// What a change is about. By this it is found in the VM's status, among other changes.
@@ -177,10 +167,7 @@ pub enum Refusal {
     Deleted,
     #[error("its spec has values that can't be read: {0}")]
     Unreadable(String),
-    #[error(
-        "{} applies spec.vm.{field} from Git{}, and takes back what others write; change it in Git",
-        applier.manager, applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default()
-    )]
+    #[error("{}", from_git(applier, field))]
     Git { applier: Applier, field: &'static str },
     #[error("its guest can have {most} at most (spec.vm.{field})")]
     OverMaximum { most: String, field: &'static str },
@@ -202,12 +189,13 @@ pub enum Refusal {
     Smaller { disk: String, now: String },
 }
 
-/// Decides what is written. `object` is the VM as the API server has it, with all its fields, of which this program knows perhaps not all,
-/// and `vm` what this program understands of them. With `insist` a field is also written if a GitOps controller applies it.
+/// Decides what is written: a merge patch, which has the version of the VM if it replaces a list. With `insist` a field is also written if a GitOps
+/// controller applies it.
 ///
 /// # Errors
 /// Why the change is refused.
-pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: bool) -> Result<Decision, Refusal> {
+pub fn decide(found: &FoundVm, edit: &Edit, insist: bool) -> Result<Decision<Expected>, Refusal> {
+    let FoundVm { object, vm } = found;
     if vm.metadata.deletion_timestamp.is_some() {
         return Err(Refusal::Deleted);
     }
@@ -225,7 +213,7 @@ pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: 
         Edit::AddDisk { size, name, class } => add_disk(vm, disks(), size, name.as_deref(), class.as_deref())?,
         Edit::GrowDisk { disk, size } => grow_disk(vm, disks(), disk, size)?,
     };
-    let Change { fields, what, effect, about, note } = match change {
+    let (fields, expected) = match change {
         Ok(change) => change,
         Err(unchanged) => return Ok(Decision::Unchanged(unchanged)),
     };
@@ -241,23 +229,17 @@ pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: 
         }
         patch["spec"]["vm"][field] = value;
     }
-    Ok(Decision::Write { patch, what, effect, about, note, applier })
+    Ok(Decision::Write { change: Change::Merge(patch), applier, expected })
 }
 
-/// What becomes of the fields of `spec.vm`.
-struct Change {
-    fields: Vec<(&'static str, Value)>,
-    what: String,
-    effect: Effect,
-    about: About,
-    note: Option<String>,
-}
+/// Fields of `spec.vm`, with what is written there.
+type Fields = Vec<(&'static str, Value)>;
 
 /// A change, or why there is none.
-type Changed = Result<Change, String>;
+type Changed = Result<(Fields, Expected), String>;
 
-fn change(fields: Vec<(&'static str, Value)>, what: String, effect: Effect, about: About) -> Changed {
-    Ok(Change { fields, what, effect, about, note: None })
+fn change(fields: Fields, what: String, effect: Effect, about: About) -> Changed {
+    Ok((fields, Expected { what, effect, about, note: None }))
 }
 
 fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusal> {
@@ -390,7 +372,7 @@ fn add_disk(
     });
     let what = format!("a new disk {name} of {size} (claim {})", claim(&name));
     let (fields, about) = (vec![("disks", json!(disks))], About::Disk { volume: format!("{name}-disk"), grows: false });
-    Ok(Ok(Change { fields, what, effect: Effect::NextStart, about, note }))
+    Ok(Ok((fields, Expected { what, effect: Effect::NextStart, about, note })))
 }
 
 fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, Refusal> {
@@ -418,8 +400,7 @@ fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quan
     let before = if bytes.is_some() { format!(" (before: {words})") } else { String::new() };
     let what = format!("disk {disk} of {size}{before}");
     let volume = found.and_then(|at| volumes.get(at)?.clone()).unwrap_or_default();
-    let (fields, about) = (vec![("disks", json!(disks))], About::Disk { volume, grows: true });
-    Ok(Ok(Change { fields, what, effect: Effect::NextStart, about, note: None }))
+    Ok(change(vec![("disks", json!(disks))], what, Effect::NextStart, About::Disk { volume, grows: true }))
 }
 
 /// The size as Kubernetes writes it: it does not know `4 GiB`.

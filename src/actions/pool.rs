@@ -21,7 +21,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::power::{self, Change, Command, Decision};
+use super::{
+    Change, Decision, Trial,
+    power::{self, Command},
+};
 use crate::{
     api::{PowerState, StoredVm, VirtualMachine, VmPool},
     assignment::{self, Assignee, Member, Pool, Pools, Start, Step, Write},
@@ -118,15 +121,6 @@ pub enum PoolError {
     /// Others change the same VMs all the time.
     #[error("others were faster {TRIES} times: try again")]
     Busy,
-}
-
-/// How a write is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
-    /// It is not sent.
-    Client,
-    /// The API server says whether it would accept it.
-    Server,
 }
 
 impl PoolError {

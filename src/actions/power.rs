@@ -1,4 +1,4 @@
-//! Starts, stops, restarts, reboots, resets, pauses and resumes a VM: what is to be written, decided from the VM as it is. The caller writes it.
+//! Starts, stops, restarts, reboots, resets, pauses and resumes a VM: what is to be written, decided from the VM as it is.
 //!
 //! | the person says | the VM | what is written |
 //! |---|---|---|
@@ -35,6 +35,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
+use super::{Change, Decision, from_git};
 use crate::{
     api::{PowerState, Reason, VirtualMachine, conditions},
     object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STATE_UNTIL_ANNOTATION},
@@ -72,30 +73,7 @@ pub enum Command {
     Resume,
 }
 
-/// How the change is sent.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Change {
-    /// As a merge patch.
-    Merge(Value),
-    /// As a forced server-side apply.
-    Apply(Value),
-}
-
-/// What follows for a VM.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Decision {
-    /// Nothing is to be done, because of this.
-    Unchanged(&'static str),
-    /// This is to be written.
-    Write {
-        /// What is written. It has the UID of the VM, so that another VM of its name is not changed.
-        change: Change,
-        /// Who else applies the [field](Command::field), if that is written, and so may take it back.
-        applier: Option<Applier>,
-    },
-}
-
-/// Why a command is refused. The texts name no object; the caller does. [`Refusal::words`] has them for any command.
+/// Why a command is refused. The texts name no object; the caller does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
 pub enum Refusal {
@@ -107,41 +85,13 @@ pub enum Refusal {
     NoGuest { reason: Option<String> },
     #[error("a part of its spec fails while it runs, and would fail at its next start: {why}")]
     WouldFail { why: String },
-    #[error("{}", from_git(applier, STATE))]
-    Git { applier: Applier },
+    #[error("{}", from_git(applier, field))]
+    Git { applier: Applier, field: &'static str },
 }
 
 /// Fields of `spec.vm` that Git may have.
 const STATE: &str = "state";
 const PAUSED: &str = "paused";
-
-fn from_git(applier: &Applier, field: &str) -> String {
-    let since = applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default();
-    format!(
-        "{} applies spec.vm.{field} from Git{since}, and takes back what others write; change it in Git",
-        applier.manager
-    )
-}
-
-impl Refusal {
-    /// Why this command is refused.
-    pub fn words(&self, command: Command) -> String {
-        match self {
-            Self::Git { applier } => from_git(applier, command.field()),
-            Self::Deleted | Self::Stopped | Self::NoGuest { .. } | Self::WouldFail { .. } => self.to_string(),
-        }
-    }
-}
-
-impl Command {
-    /// The field of `spec.vm` that it writes, where Git may have that.
-    pub fn field(self) -> &'static str {
-        match self {
-            Self::Pause | Self::Resume => PAUSED,
-            Self::Start { .. } | Self::Stop { .. } | Self::Restart | Self::Reset | Self::Reboot => STATE,
-        }
-    }
-}
 
 fn has(vm: &VirtualMachine, type_: &str) -> bool {
     let condition = vm.status.as_ref().and_then(|status| conditions::find(&status.conditions, type_));
@@ -202,11 +152,7 @@ pub fn decide(
             }
             match is_state(PowerState::Running) {
                 true if annotations != json!({}) => Ok(annotate(annotations)),
-                true => Ok(Decision::Unchanged(if is(conditions::RUNNING) {
-                    "runs already"
-                } else {
-                    "is starting already"
-                })),
+                true => Ok(unchanged(if is(conditions::RUNNING) { "runs already" } else { "is starting already" })),
                 false => set_state(vm, PowerState::Running, json!({}), insist, now),
             }
         }
@@ -228,9 +174,9 @@ pub fn decide(
             match annotations != json!({}) {
                 true => Ok(annotate(annotations)),
                 false if status.is_some_and(|status| status.created == Some(true)) => {
-                    Ok(Decision::Unchanged("is stopping already"))
+                    Ok(unchanged("is stopping already"))
                 }
-                false => Ok(Decision::Unchanged("is stopped already")),
+                false => Ok(unchanged("is stopped already")),
             }
         }
         Command::Restart if is_down(vm, now) => Err(Refusal::Stopped),
@@ -238,9 +184,9 @@ pub fn decide(
             Some(why) => Err(Refusal::WouldFail { why }),
             None => Ok(annotate(restart())),
         },
-        Command::Resume if !vm.spec.vm.paused => Ok(Decision::Unchanged("is not paused")),
+        Command::Resume if !vm.spec.vm.paused => Ok(unchanged("is not paused")),
         Command::Resume => set_paused(vm, false, insist),
-        Command::Pause if vm.spec.vm.paused => Ok(Decision::Unchanged("is paused already")),
+        Command::Pause if vm.spec.vm.paused => Ok(unchanged("is paused already")),
         Command::Reset | Command::Reboot | Command::Pause if !is(conditions::RUNNING) => {
             let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
             Err(Refusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
@@ -265,18 +211,18 @@ fn known_failure(vm: &VirtualMachine) -> Option<String> {
     has_failed.then(|| applied.message.clone())
 }
 
-/// Who applies a field that is to be written.
-fn applier(vm: &VirtualMachine, field: &str, insist: bool) -> Result<Option<Applier>, Refusal> {
+/// Who applies a field that is to be written, and the field.
+fn applier(vm: &VirtualMachine, field: &'static str, insist: bool) -> Result<Option<(Applier, &'static str)>, Refusal> {
     match ownership::applier(vm, field) {
-        Some(applier) if applier.is_gitops && !insist => Err(Refusal::Git { applier }),
-        applier => Ok(applier),
+        Some(applier) if applier.is_gitops && !insist => Err(Refusal::Git { applier, field }),
+        applier => Ok(applier.map(|applier| (applier, field))),
     }
 }
 
 fn set_paused(vm: &VirtualMachine, paused: bool, insist: bool) -> Result<Decision, Refusal> {
     let applier = applier(vm, PAUSED, insist)?;
     let body = body(vm, json!({ "spec": { "vm": { PAUSED: paused } } }));
-    Ok(Decision::Write { change: Change::Merge(body), applier })
+    Ok(Decision::Write { change: Change::Merge(body), applier, expected: () })
 }
 
 /// A count that is new to the runner: a sync with Git may have removed the last one from the spec, and the runner may not know that yet.
@@ -300,12 +246,17 @@ fn set_state(
     }
     let metadata = if annotations == json!({}) { annotations } else { json!({ "annotations": annotations }) };
     let body = body(vm, json!({ "metadata": metadata, "spec": { "vm": { "state": state } } }));
-    Ok(Decision::Write { change: if is_same { Change::Apply(body) } else { Change::Merge(body) }, applier })
+    let change = if is_same { Change::Apply(body) } else { Change::Merge(body) };
+    Ok(Decision::Write { change, applier, expected: () })
+}
+
+fn unchanged(why: &str) -> Decision {
+    Decision::Unchanged(why.to_owned())
 }
 
 /// A merge patch that nobody's sync takes back.
 fn write(vm: &VirtualMachine, patch: Value) -> Decision {
-    Decision::Write { change: Change::Merge(body(vm, patch)), applier: None }
+    Decision::Write { change: Change::Merge(body(vm, patch)), applier: None, expected: () }
 }
 
 /// What is written, with the UID of the VM.
@@ -343,10 +294,10 @@ mod tests {
 
     fn decided(vm: &VirtualMachine, command: Command) -> Result<String, String> {
         match decide(vm, command, Some("pod-1"), false, noon()) {
-            Ok(Decision::Unchanged(why)) => Ok(why.to_owned()),
+            Ok(Decision::Unchanged(why)) => Ok(why),
             Ok(Decision::Write { change: Change::Merge(body), .. }) => Ok(format!("merge {body}")),
             Ok(Decision::Write { change: Change::Apply(body), .. }) => Ok(format!("apply {body}")),
-            Err(refusal) => Err(refusal.words(command)),
+            Err(refusal) => Err(refusal.to_string()),
         }
     }
 
@@ -421,7 +372,7 @@ mod tests {
         deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
         assert_eq!(decided(&deleted, Command::Restart), Err("it is being deleted".into()));
         let without_pod = decide(&down, FORCE, None, false, noon());
-        assert_eq!(without_pod, Ok(Decision::Unchanged("is stopped already")));
+        assert_eq!(without_pod, Ok(unchanged("is stopped already")));
     }
 
     /// Noon is 2027-01-15T08:00:00Z.
@@ -452,7 +403,8 @@ mod tests {
         let only = |value: &str| json!({ STATE_UNTIL_ANNOTATION: value });
         let none = || json!({ STATE_UNTIL_ANNOTATION: null });
         let from_git = |manager: &str| {
-            Err(Refusal::Git { applier: Applier { manager: manager.into(), since: None, is_gitops: true } }.to_string())
+            let applier = Applier { manager: manager.into(), since: None, is_gitops: true };
+            Err(Refusal::Git { applier, field: STATE }.to_string())
         };
         let since = |result: Result<String, String>| {
             result.map_err(|text| text.replace(" (its last change: 2026-11-20T10:00:00Z)", ""))
@@ -570,7 +522,7 @@ mod tests {
             let Decision::Write { applier, .. } = insisted else { panic!("{insisted:?}") };
             let is_told = !["kubectl-patch", "vm-operator-cli"].contains(&manager);
             assert_eq!(
-                applier.map(|applier| applier.manager),
+                applier.map(|(applier, _)| applier.manager),
                 is_told.then(|| manager.to_owned()),
                 "{manager} {operation}"
             );
@@ -600,9 +552,9 @@ mod tests {
                 let expected = if is_refused { Err(refused.to_owned()) } else { Ok(format!("merge {written}")) };
                 assert_eq!(decided(&vm, command), expected, "{row}");
                 let insisted = decide(&vm, command, None, true, noon()).unwrap();
-                let Decision::Write { change: Change::Merge(body), applier } = insisted else { panic!("{row}") };
+                let Decision::Write { change: Change::Merge(body), applier, .. } = insisted else { panic!("{row}") };
                 let is_told = (field == "paused").then(|| who.to_owned());
-                assert_eq!((body, applier.map(|applier| applier.manager)), (written, is_told), "{row}");
+                assert_eq!((body, applier.map(|(applier, _)| applier.manager)), (written, is_told), "{row}");
             }
             // Nothing is to be written.
             assert_eq!(decided(&machine(true, who, field), Command::Pause), Ok("is paused already".into()));

@@ -31,10 +31,10 @@ use super::{
     input::Settings,
     installed::Installed,
     output::{Exit, Failure, Output, note, yaml},
-    vms::{self, FoundVm, refused, title},
+    vms::{self, refused, title, understood},
 };
 use crate::{
-    actions::VmHandle,
+    actions::{FoundVm, VmHandle},
     config::{Allowed, ReconcilerConfig},
     discovery::Resources,
     explain::{Facts, page::Page},
@@ -79,7 +79,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     // First of all, so that nothing is read for a file that can't be written.
     let file = if to_stdout { None } else { Some(PrivateFile::new(&path)?) };
     let found = match vms::api(vm.client(), vm.namespace()).get(&name).await {
-        Ok(object) => FoundVm::new(object)?,
+        Ok(object) => understood(object)?,
         Err(error) => {
             let line = refused(vm.client(), &title(&name), &["get"], Some(vm.namespace()), &error).await;
             return Err(vms::failure(line, &error));

@@ -4,25 +4,25 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use futures::future::join_all;
 use kube::{Client, api::DynamicObject};
-use serde_json::json;
 use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
     cluster::ClusterOptions,
-    format::print_objects,
     output::{Exit, Failure, Output, note},
-    vms::{FoundVm, Selection, api, refused, title, vm_names},
+    vms::{Selection, title, vm_names},
     wait::{self, Ended, Goal, seconds},
-    write::{DryRun, WriteOptions, combined},
+    write::{self, DryRun, Outcome, WriteOptions},
 };
 use crate::{
-    actions::edit::{About, Decision, Edit, Effect, Refusal, decide, is_asked, outcome},
+    actions::{
+        FoundVm,
+        edit::{About, Edit, Effect, Expected, Refusal, decide, is_asked, outcome},
+        write::Done,
+    },
     api::Quantity,
 };
 
-/// How often a list is changed again that somebody else changes at the same time.
-const TRIES: usize = 10;
 /// How long a guest has to give back memory or a CPU, or to take it.
 const GIVES: Duration = Duration::from_secs(15);
 
@@ -175,11 +175,8 @@ fn quantity(text: &str) -> Result<Quantity, Failure> {
     super::create::quantity(text).map_err(Failure::usage)
 }
 
-/// What was done with a VM.
-enum Done {
-    Unchanged { object: Box<DynamicObject>, why: String },
-    Written { object: Box<DynamicObject>, what: String, effect: Effect, about: About },
-}
+/// The namespace and the name of a VM, and what is waited for.
+type Wait = (String, String, Expected);
 
 /// What became of a change that was waited for.
 enum Became {
@@ -220,52 +217,15 @@ impl Options {
             cluster: self.cluster.clone(),
         };
         let found = selection.find().await?;
-        let client = &found.cluster.client;
-        let (mut failed, mut succeeded) = (found.missing, 0);
-        let (mut objects, mut waits) = (Vec::new(), Vec::new());
-        for vm in found.vms {
-            let (name, namespace) = (vm.title(), vm.namespace());
-            match self.change(client, vm, edit).await {
-                Err(line) => {
-                    note(&line);
-                    failed += 1;
-                }
-                Ok(Done::Unchanged { object, why }) => {
-                    if self.write.output.is_none() {
-                        writeln!(output, "{name} unchanged ({why})")?;
-                    }
-                    objects.push(json!(object));
-                    succeeded += 1;
-                }
-                Ok(Done::Written { object, what, effect, about }) => {
-                    objects.push(json!(object));
-                    if self.write.waits() {
-                        waits.push((namespace, object.metadata.name.unwrap_or_default(), what, (about, effect)));
-                        continue;
-                    }
-                    succeeded += 1;
-                    if self.write.output.is_none() {
-                        writeln!(
-                            output,
-                            "{name}: {what}{}{}",
-                            when(&object, effect),
-                            DryRun::mark(self.write.dry_run)
-                        )?;
-                    }
-                }
-            }
-        }
-        output.flush()?;
-        let waits = waits.into_iter().map(|(namespace, name, what, (about, effect))| async move {
+        let client = &found.cluster.client.clone();
+        let (tally, waits) = self.write.each(found, async |vm| self.change(client, vm, edit).await, output).await?;
+        let waits = waits.into_iter().map(|(namespace, name, Expected { what, effect, about, .. })| async move {
             let goal = Goal::Taken { about: about.clone(), effect };
             let end = wait::wait(client, &namespace, &name, &goal, begin, self.write.limit.timeout).await;
             (name, what, became(client, end, &about, effect, begin).await)
         });
         let waited = self.report(join_all(waits).await, output)?;
-        if let Some(format) = &self.write.output {
-            print_objects(&objects, objects.len() <= 1, format, output)?;
-        }
-        Ok(combined(waited, succeeded, failed))
+        self.write.finish(&tally, waited, output)
     }
 
     /// Prints what became of the changes.
@@ -293,44 +253,21 @@ impl Options {
         })
     }
 
-    /// Decides and writes. If somebody else has changed the VM meanwhile, it decides again.
-    async fn change(&self, client: &Client, mut found: FoundVm, edit: &Edit) -> Result<Done, String> {
-        let (namespace, name) = (found.namespace(), found.object.metadata.name.clone().unwrap_or_default());
-        for _ in 0..TRIES {
-            let decision = decide(&found.object, &found.vm, edit, self.write.yes);
-            let decision = decision.map_err(|refusal| format!("{}: {}", found.title(), help(&refusal)))?;
-            let (patch, what, effect, about, hint, applier) = match decision {
-                Decision::Unchanged(why) => return Ok(Done::Unchanged { object: Box::new(found.object), why }),
-                Decision::Write { patch, what, effect, about, note, applier } => {
-                    (patch, what, effect, about, note, applier)
+    async fn change(&self, client: &Client, found: FoundVm, edit: &Edit) -> Result<Outcome<Wait>, String> {
+        let (namespace, name) = (found.namespace(), found.name());
+        let decide = |found: &FoundVm| decide(found, edit, self.write.yes).map_err(|refusal| help(&refusal));
+        match write::change(client, found, self.write.by(), decide).await? {
+            Done::Unchanged { found, why } => Ok(Outcome::unchanged(found, &why)),
+            Done::Written { object, expected, .. } => {
+                if let Some(hint) = &expected.note {
+                    note(&format!("{}: {hint}", title(&name)));
                 }
-            };
-            if let Some((applier, field)) = applier {
-                let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
-                note(&format!("{}: {} applies spec.vm.{field} too, {what}", found.title(), applier.manager));
+                let mark = DryRun::mark(self.write.dry_run);
+                let line = format!("{}: {}{}{mark}", title(&name), expected.what, when(&object, expected.effect));
+                let wait = self.write.waits().then_some((namespace, name, expected));
+                Ok(Outcome { object: *object, line, wait })
             }
-            if let Some(hint) = hint {
-                note(&format!("{}: {hint}", found.title()));
-            }
-            if self.write.dry_run == Some(DryRun::Client) {
-                let mut object = found.object;
-                json_patch::merge(&mut object.data, &json!({ "spec": patch["spec"] }));
-                return Ok(Done::Written { object: Box::new(object), what, effect, about });
-            }
-            let error = match self.write.merge(client, &namespace, &name, &patch).await {
-                Ok(object) => return Ok(Done::Written { object: Box::new(object), what, effect, about }),
-                Err(error) => error,
-            };
-            let is_late = matches!(&error, kube::Error::Api(answer) if answer.is_conflict());
-            if !is_late {
-                return Err(refused(client, &found.title(), &["patch"], Some(&namespace), &error).await);
-            }
-            found = match api(client, &namespace).get(&name).await {
-                Ok(object) => FoundVm::new(object).map_err(|_| format!("{}: it can't be read", title(&name)))?,
-                Err(error) => return Err(refused(client, &title(&name), &["get"], Some(&namespace), &error).await),
-            };
         }
-        Err(format!("{}: others change it all the time; try again", title(&name)))
     }
 }
 

@@ -38,9 +38,10 @@ use super::{
     format::{self, DataFormat},
     in_pod::Target,
     output::{Exit, Failure, Output, note, plain},
-    vms::{self, FoundVm, Selection, checked_name, refused, title},
+    vms::{self, Selection, checked_name, refused, title, understood},
 };
 use crate::{
+    actions::FoundVm,
     api::VirtualMachine,
     claims,
     explain::{
@@ -282,7 +283,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     let vms = vms::api(client, namespace);
     let (vm, first) = join!(vms.get(name), place.first(name));
     match vm {
-        Ok(object) => Ok(place.facts(FoundVm::new(object)?.vm, first).await),
+        Ok(object) => Ok(place.facts(understood(object)?.vm, first).await),
         Err(error) => {
             let line = refused(client, &title(name), &["get"], Some(namespace), &error).await;
             Err(vms::failure(line, &error))

@@ -27,9 +27,10 @@ use super::{
         see,
         sources::{Change, Side},
     },
-    vms::{FoundVm, Selection},
+    vms::Selection,
 };
 use crate::{
+    actions::FoundVm,
     allowed::{self, Reach, Refusal},
     api::VmPool,
     config::Config,

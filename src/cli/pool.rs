@@ -23,7 +23,10 @@ use super::{
     write::DryRun,
 };
 use crate::{
-    actions::pool::{PoolError, PoolHandle, Trial},
+    actions::{
+        Trial,
+        pool::{PoolError, PoolHandle},
+    },
     api::{GROUP, VirtualMachine, VmPool},
     assignment::Assignee,
     ownership::COMMAND_MANAGER,
@@ -142,10 +145,7 @@ impl WriteOptions {
     }
 
     fn trial(&self) -> Option<Trial> {
-        self.dry_run.map(|dry_run| match dry_run {
-            DryRun::Client => Trial::Client,
-            DryRun::Server => Trial::Server,
-        })
+        self.dry_run.map(Trial::from)
     }
 }
 
@@ -332,16 +332,16 @@ async fn unassign(options: &UnassignOptions, output: &mut Output<'_>) -> Result<
         let name = vm.vm.metadata.name.as_deref().unwrap_or_default();
         match handle.unassign(name, options.write.trial()).await {
             Ok(None) => {
-                report.said(&format!("{} unchanged (it is nobody's)", vm.title()))?;
+                report.said(&format!("{} unchanged (it is nobody's)", vms::title(&vm.name())))?;
                 report.object(&vm.vm);
                 report.succeeded += 1;
             }
             Ok(Some((changed, user))) => {
-                report.done(&format!("{} unassigned ({user} had it)", vm.title()))?;
+                report.done(&format!("{} unassigned ({user} had it)", vms::title(&vm.name())))?;
                 report.object(&changed);
                 report.succeeded += 1;
             }
-            Err(error) => report.failed(&handle, &vm.title(), &error).await,
+            Err(error) => report.failed(&handle, &vms::title(&vm.name()), &error).await,
         }
     }
     report.end()

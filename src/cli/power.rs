@@ -12,21 +12,20 @@ use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Preconditions},
 };
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
     explain::time_of,
-    format::print_objects,
-    output::{Exit, Failure, Output, note},
-    vms::{FoundVm, Selection, refused, refused_about, title},
+    output::{Exit, Failure, Output},
+    vms::{Selection, refused_about, title},
     wait::{self, Goal, seconds},
-    write::{DryRun, WriteOptions, combined},
+    write::{self, DryRun, Outcome, WriteOptions},
 };
 use crate::{
     actions::{
-        self,
-        power::{Change, Command, Decision, Refusal, decide},
+        self, FoundVm,
+        power::{Command, Refusal, decide},
+        write::Done,
     },
     api::{VirtualMachine, status::whole_seconds},
 };
@@ -87,17 +86,8 @@ pub(super) struct StopOptions {
     common: Options,
 }
 
-/// What was done with a VM.
-enum Done {
-    Unchanged(&'static str),
-    /// It is stopping already, and its guest has only this time left.
-    Shortened(Duration),
-    /// The VM as it is now, and the UID of the Pod that it had.
-    Written {
-        object: Box<DynamicObject>,
-        former: Option<String>,
-    },
-}
+/// The namespace and the name of a VM, and what is waited for.
+type Wait = (String, String, Goal);
 
 pub(super) async fn start(options: &StartOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let command = Command::Start { until: options.some_time.end() };
@@ -124,167 +114,99 @@ impl Job<'_> {
     async fn run(&self, output: &mut Output<'_>) -> Result<Exit, Failure> {
         let begin = Instant::now();
         let found = self.options.selection.find().await?;
-        let client = &found.cluster.client;
-        let (mut failed, mut succeeded) = (found.missing, 0);
-        let (mut objects, mut waits) = (Vec::new(), Vec::new());
-        for vm in &found.vms {
-            match self.change(client, vm).await {
-                Err(line) => {
-                    note(&line);
-                    failed += 1;
-                }
-                Ok(Done::Unchanged(why)) => {
-                    if self.options.write.output.is_none() {
-                        writeln!(output, "{} unchanged ({why})", vm.title())?;
-                    }
-                    objects.push(json!(vm.object));
-                    succeeded += 1;
-                }
-                Ok(Done::Shortened(time)) => {
-                    if self.options.write.output.is_none() {
-                        writeln!(output, "{}: its guest has {} from now", vm.title(), seconds(time))?;
-                    }
-                    objects.push(json!(vm.object));
-                    succeeded += 1;
-                }
-                Ok(Done::Written { object, former }) => {
-                    objects.push(json!(object));
-                    let goal = self.goal(&vm.vm, &object, former).filter(|_| self.options.write.waits());
-                    match goal {
-                        Some(goal) => waits.push((vm.namespace(), vm.vm.name_any(), goal)),
-                        None => {
-                            succeeded += 1;
-                            if self.options.write.output.is_none() {
-                                writeln!(
-                                    output,
-                                    "{} {}{}",
-                                    vm.title(),
-                                    self.past(),
-                                    DryRun::mark(self.options.write.dry_run)
-                                )?;
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        output.flush()?;
+        let (client, write) = (&found.cluster.client.clone(), &self.options.write);
+        let (tally, waits) = write.each(found, async |vm| self.change(client, vm).await, output).await?;
         let waits = waits.iter().map(|(namespace, name, goal)| async move {
-            let end = wait::wait(client, namespace, name, goal, begin, self.options.write.limit.timeout).await;
+            let end = wait::wait(client, namespace, name, goal, begin, write.limit.timeout).await;
             (name.clone(), end)
         });
         let ends = join_all(waits).await;
         let waited = if ends.is_empty() {
             None
         } else {
-            let lines = if self.options.write.output.is_none() { Some(&mut *output) } else { None };
+            let lines = if write.output.is_none() { Some(&mut *output) } else { None };
             Some(wait::report(ends, 0, lines, |name, phase, after| {
                 format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
             })?)
         };
-        if let Some(format) = &self.options.write.output {
-            print_objects(&objects, objects.len() <= 1, format, output)?;
-        }
-        Ok(combined(waited, succeeded, failed))
+        write.finish(&tally, waited, output)
     }
 
-    /// Decides and writes.
-    async fn change(&self, client: &Client, found: &FoundVm) -> Result<Done, String> {
-        let FoundVm { object, vm } = found;
-        let namespace = &found.namespace();
+    async fn change(&self, client: &Client, found: FoundVm) -> Result<Outcome<Wait>, String> {
+        let (namespace, name, write) = (found.namespace(), found.name(), &self.options.write);
         let is_forced = matches!(self.command, Command::Stop { force: true, .. });
         let needs_pod = is_forced || self.grace_period.is_some();
-        let pod = if needs_pod { self.pod(client, found).await? } else { None };
-        let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
-        let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.write.yes, Timestamp::now());
-        let (change, applier) = match decision.map_err(|refusal| self.words(found, &refusal))? {
-            Decision::Unchanged(why) => return self.unchanged(client, found, pod.as_ref(), why).await,
-            Decision::Write { change, applier } => (change, applier),
+        let pod = if needs_pod { self.pod(client, &found).await? } else { None };
+        let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
+        let decide = |found: &FoundVm| {
+            let decision = decide(&found.vm, self.command, pod_uid, write.yes, Timestamp::now());
+            decision.map_err(|refusal| help(self.command, &name, &refusal))
         };
-        if let Some(applier) = applier {
-            let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
-            let field = self.command.field();
-            note(&format!("{}: {} applies spec.vm.{field} too, {what}", found.title(), applier.manager));
-        }
-        let former = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
-        if self.options.write.dry_run == Some(DryRun::Client) {
-            return Ok(Done::Written { object: Box::new(object.clone()), former });
-        }
-        let written = self.write(client, namespace, &vm.name_any(), &change).await;
-        let object = match written {
-            Ok(object) => object,
-            Err(error) => return Err(refused(client, &found.title(), &["patch"], Some(namespace), &error).await),
+        let (before, object) = match write::change(client, found, write.by(), decide).await? {
+            Done::Unchanged { found, why } => return self.unchanged(client, found, pod.as_ref(), &why).await,
+            Done::Written { before, object, .. } => (before, *object),
         };
-        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.write.dry_run) {
-            let what = format!("{} stopped, but its Pod keeps its time", found.title());
-            if let Err(error) = shorten(client, namespace, pod, time).await {
-                return Err(of_pod(client, &what, "delete", namespace, &error).await);
+        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, write.dry_run) {
+            let what = format!("{} stopped, but its Pod keeps its time", title(&name));
+            if let Err(error) = shorten(client, &namespace, pod, time).await {
+                return Err(of_pod(client, &what, "delete", &namespace, &error).await);
             }
         }
-        Ok(Done::Written { object: Box::new(object), former })
+        let line = format!("{} {}{}", title(&name), self.past(), DryRun::mark(write.dry_run));
+        let goal = self.goal(&before.vm, &object).filter(|_| write.waits());
+        Ok(Outcome { object, line, wait: goal.map(|goal| (namespace, name, goal)) })
     }
 
     /// A VM of which nothing is written. The guest of one that is stopping already may get less time.
     async fn unchanged(
         &self,
         client: &Client,
-        found: &FoundVm,
+        found: FoundVm,
         pod: Option<&Pod>,
-        why: &'static str,
-    ) -> Result<Done, String> {
+        why: &str,
+    ) -> Result<Outcome<Wait>, String> {
         let (Some(time), Some(pod), None) = (self.grace_period, pod, self.options.write.dry_run) else {
-            return Ok(Done::Unchanged(why));
+            return Ok(Outcome::unchanged(found, why));
         };
         let now = time_of(client).await.unwrap_or_else(Timestamp::now);
         let Some(grace) = grace(pod, time, now) else {
-            return Ok(Done::Unchanged("is stopping already, and its guest has no more time than that"));
+            return Ok(Outcome::unchanged(found, "is stopping already, and its guest has no more time than that"));
         };
+        let title = title(&found.name());
         match shorten(client, &found.namespace(), pod, grace).await {
-            Ok(()) => Ok(Done::Shortened(time)),
+            Ok(()) => {
+                let line = format!("{title}: its guest has {} from now", seconds(time));
+                Ok(Outcome { object: found.object, line, wait: None })
+            }
             Err(error) => {
-                let what = format!("{}: its Pod keeps its time", found.title());
+                let what = format!("{title}: its Pod keeps its time");
                 Err(of_pod(client, &what, "delete", &found.namespace(), &error).await)
             }
-        }
-    }
-
-    async fn write(
-        &self,
-        client: &Client,
-        namespace: &str,
-        name: &str,
-        change: &Change,
-    ) -> kube::Result<DynamicObject> {
-        match change {
-            Change::Merge(body) => self.options.write.merge(client, namespace, name, body).await,
-            Change::Apply(body) => self.options.write.apply(client, namespace, name, body).await,
         }
     }
 
     /// The Pod of a VM, which has its name and belongs to it.
     async fn pod(&self, client: &Client, found: &FoundVm) -> Result<Option<Pod>, String> {
         let api: Api<Pod> = Api::namespaced(client.clone(), &found.namespace());
-        let name = found.vm.name_any();
+        let name = found.name();
         let pod = match api.get_opt(&name).await {
             Ok(pod) => pod,
-            Err(error) => return Err(of_pod(client, &found.title(), "get", &found.namespace(), &error).await),
+            Err(error) => return Err(of_pod(client, &title(&name), "get", &found.namespace(), &error).await),
         };
         let uid = found.vm.uid();
         Ok(pod.filter(|pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == uid.as_ref())))
     }
 
-    fn words(&self, found: &FoundVm, refusal: &Refusal) -> String {
-        format!("{}: {}", found.title(), help(self.command, &found.vm.name_any(), refusal))
-    }
-
     /// What `--wait` waits for after the VM was written. The runner of the VM-Operator reports neither pauses nor resets nor reboots.
-    fn goal(&self, before: &VirtualMachine, written: &DynamicObject, former: Option<String>) -> Option<Goal> {
+    fn goal(&self, before: &VirtualMachine, written: &DynamicObject) -> Option<Goal> {
         let count = |field: &str| u32::try_from(written.data["spec"]["vm"][field].as_u64()?).ok();
         let has_our_runner = before.status.as_ref().is_some_and(|status| status.runner.config_digest.is_some());
         match self.command {
             Command::Start { .. } => Some(Goal::Running),
             Command::Stop { .. } => Some(Goal::Stopped),
-            Command::Restart => Some(Goal::Restarted { former }),
+            Command::Restart => {
+                Some(Goal::Restarted { former: before.status.as_ref().and_then(|status| status.pod_uid.clone()) })
+            }
             Command::Resume => Some(Goal::Running),
             Command::Pause | Command::Reset | Command::Reboot if !has_our_runner => None,
             Command::Pause => Some(Goal::Paused),
@@ -309,7 +231,7 @@ impl Job<'_> {
 
 /// Why a command for the VM of this name is refused, with what helps.
 fn help(command: Command, name: &str, refusal: &Refusal) -> String {
-    let why = refusal.words(command);
+    let why = refusal.to_string();
     match (refusal, command) {
         (Refusal::Git { .. }, Command::Start { .. } | Command::Stop { .. }) => {
             format!("{why}, or give --for 2h to do it for that time, or --yes to do it until the next sync")
@@ -356,6 +278,8 @@ async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) ->
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::{ownership::Applier, test_support::noon};
 
@@ -388,7 +312,8 @@ mod tests {
 
     #[test]
     fn what_helps_is_an_option_that_the_command_has() {
-        let git = || Refusal::Git { applier: Applier { manager: "flux".into(), since: None, is_gitops: true } };
+        let applier = Applier { manager: "flux".into(), since: None, is_gitops: true };
+        let git = |field| Refusal::Git { applier: applier.clone(), field };
         let start = Command::Start { until: None };
         let git_says = |field: &str| {
             format!("flux applies spec.vm.{field} from Git, and takes back what others write; change it in Git")
@@ -397,14 +322,14 @@ mod tests {
         for (command, refusal, expected) in [
             (
                 start,
-                git(),
+                git("state"),
                 format!(
                     "{}, or give --for 2h to do it for that time, or --yes to do it until the next sync",
                     git_says("state")
                 ),
             ),
-            (Command::Pause, git(), format!("{}, {until_sync}", git_says("paused"))),
-            (Command::Resume, git(), format!("{}, {until_sync}", git_says("paused"))),
+            (Command::Pause, git("paused"), format!("{}, {until_sync}", git_says("paused"))),
+            (Command::Resume, git("paused"), format!("{}, {until_sync}", git_says("paused"))),
             (
                 Command::Restart,
                 Refusal::Stopped,

@@ -5,19 +5,21 @@ use std::collections::BTreeMap;
 use clap::Args;
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, ResourceExt};
+use kube::Client;
 use tokio::time::Instant;
 
 use super::{
     output::{Exit, Failure, Output, counted, note},
-    vms::{FoundVm, Selection, api, refused},
+    vms::{Selection, api, refused, title, understood},
     wait::{self, Ended, Goal, Limit, seconds},
-    write::{DryRun, WriteOptions},
+    write::{self, DryRun},
 };
 use crate::{
     actions::{
-        power::{Change, Command, Decision, decide},
+        FoundVm, Trial,
+        power::{Command, decide},
         rollout::{Next, Progress, Standing, Wave, next, standing},
+        write::{By, Done},
     },
     api::{VirtualMachine, conditions},
     ownership::COMMAND_MANAGER,
@@ -61,6 +63,10 @@ impl Member {
         Self { found, progress, former, was_booted: was_booted && progress == Progress::Untouched }
     }
 
+    fn title(&self) -> String {
+        title(&self.found.name())
+    }
+
     fn goal(&self) -> Goal {
         Goal::RolledOut { former: self.former.clone(), booted: self.was_booted }
     }
@@ -72,7 +78,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let client = &found.cluster.client;
     let (mut members, mut blocked, mut current) = (Vec::new(), 0, 0);
     for found in found.vms {
-        let title = found.title();
+        let title = title(&found.name());
         let progress = match standing(&found.vm, Timestamp::now()) {
             Standing::Waits => Progress::Untouched,
             Standing::Restarted => {
@@ -136,9 +142,9 @@ impl Rollout<'_> {
         let mut failed = 0;
         let waiting = self.members.iter().filter(|member| member.progress == Progress::Untouched);
         for (number, member) in waiting.enumerate() {
-            let title = member.found.title();
+            let title = member.title();
             if how == DryRun::Server
-                && let Err(line) = self.restart(&member.found).await
+                && let Err(line) = self.restart(member.found.clone()).await
             {
                 note(&line);
                 failed += 1;
@@ -159,7 +165,7 @@ impl Rollout<'_> {
             match next(&progress, self.size) {
                 Next::Restart(which) => {
                     wave += 1;
-                    let names: Vec<String> = which.iter().map(|at| self.members[*at].found.title()).collect();
+                    let names: Vec<String> = which.iter().map(|at| self.members[*at].title()).collect();
                     note(&format!("wave {wave} of {}: {}", self.waves, names.join(", ")));
                     for at in which {
                         self.begin(at, output).await?;
@@ -177,10 +183,10 @@ impl Rollout<'_> {
 
     /// Restarts a VM, if that is still what it needs: others may have done it meanwhile.
     async fn begin(&mut self, at: usize, output: &mut Output<'_>) -> Result<(), Failure> {
-        let (namespace, name) = (self.members[at].found.namespace(), self.members[at].found.vm.name_any());
-        let title = self.members[at].found.title();
+        let (namespace, name) = (self.members[at].found.namespace(), self.members[at].found.name());
+        let title = title(&name);
         let now = match api(self.client, &namespace).get(&name).await {
-            Ok(object) => FoundVm::new(object)?,
+            Ok(object) => understood(object)?,
             Err(error) => {
                 note(&refused(self.client, &title, &["get"], Some(&namespace), &error).await);
                 self.members[at].progress = Progress::Failed;
@@ -188,9 +194,9 @@ impl Rollout<'_> {
             }
         };
         let progress = match standing(&now.vm, Timestamp::now()) {
-            Standing::Waits => match self.restart(&now).await {
-                Ok(()) => {
-                    self.members[at] = Member::new(now, Progress::Untouched);
+            Standing::Waits => match self.restart(now).await {
+                Ok(before) => {
+                    self.members[at] = Member::new(before, Progress::Untouched);
                     Progress::Restarted
                 }
                 Err(line) => {
@@ -216,24 +222,15 @@ impl Rollout<'_> {
         Ok(())
     }
 
-    async fn restart(&self, found: &FoundVm) -> Result<(), String> {
-        let (title, namespace) = (found.title(), found.namespace());
-        let decision = decide(&found.vm, Command::Restart, None, false, Timestamp::now());
-        let change = match decision.map_err(|refusal| format!("{title}: {refusal}"))? {
-            Decision::Write { change: Change::Merge(body) | Change::Apply(body), applier: _ } => body,
-            Decision::Unchanged(_) => return Ok(()),
+    /// Restarts a VM. Returns it as it was.
+    async fn restart(&self, found: FoundVm) -> Result<FoundVm, String> {
+        let by = By { field_manager: &self.options.field_manager, trial: self.options.dry_run.map(Trial::from) };
+        let decide = |found: &FoundVm| {
+            let decision = decide(&found.vm, Command::Restart, None, false, Timestamp::now());
+            decision.map_err(|refusal| refusal.to_string())
         };
-        let write = WriteOptions {
-            dry_run: self.options.dry_run,
-            output: None,
-            field_manager: self.options.field_manager.clone(),
-            yes: false,
-            wait: false,
-            limit: Limit { timeout: self.options.limit.timeout },
-        };
-        match write.merge(self.client, &namespace, &found.vm.name_any(), &change).await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(refused(self.client, &title, &["patch"], Some(&namespace), &error).await),
+        match write::change(self.client, found, by, decide).await? {
+            Done::Unchanged { found, .. } | Done::Written { before: found, .. } => Ok(found),
         }
     }
 
@@ -243,20 +240,14 @@ impl Rollout<'_> {
         let (client, timeout) = (self.client, self.options.limit.timeout);
         let waits = which.iter().map(|at| {
             let member = &self.members[*at];
-            let (namespace, name, goal) = (member.found.namespace(), member.found.vm.name_any(), member.goal());
+            let (namespace, name, goal) = (member.found.namespace(), member.found.name(), member.goal());
             async move { wait::wait(client, &namespace, &name, &goal, begin, timeout).await }
         });
         for (at, end) in which.iter().zip(join_all(waits).await) {
             let member = &mut self.members[*at];
             member.progress = match end {
                 Ended::Reached { vm, after } => {
-                    writeln!(
-                        output,
-                        "{} restarted ({}, {})",
-                        member.found.title(),
-                        words(vm.as_deref()),
-                        seconds(after)
-                    )?;
+                    writeln!(output, "{} restarted ({}, {})", member.title(), words(vm.as_deref()), seconds(after))?;
                     Progress::Done
                 }
                 Ended::TimedOut | Ended::Failed => Progress::Failed,
@@ -268,10 +259,10 @@ impl Rollout<'_> {
     /// Says which VM stopped it, which were not touched, and how it goes on.
     fn explain_end(&self, failed: &[usize], untouched: &[usize]) {
         for at in failed {
-            let title = self.members[*at].found.title();
+            let title = self.members[*at].title();
             note(&format!(
                 "{title} is not Ready: the rollout stops; `kubectl vm explain {}` says why",
-                self.members[*at].found.vm.name_any()
+                self.members[*at].found.name()
             ));
         }
         if untouched.is_empty() {
@@ -280,9 +271,9 @@ impl Rollout<'_> {
         let mut by_namespace: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for at in untouched {
             let found = &self.members[*at].found;
-            by_namespace.entry(found.namespace()).or_default().push(found.vm.name_any());
+            by_namespace.entry(found.namespace()).or_default().push(found.name());
         }
-        let names: Vec<String> = untouched.iter().map(|at| self.members[*at].found.title()).collect();
+        let names: Vec<String> = untouched.iter().map(|at| self.members[*at].title()).collect();
         note(&format!("not touched: {}", names.join(", ")));
         note("to go on without waiting for what failed:");
         let wave = match self.options.wave {

@@ -38,10 +38,10 @@ use super::{
     format::DataFormat,
     in_pod::InPod,
     output::{Exit, Failure, Output, note},
-    vms::{self, FoundVm, Selection, api, checked_name, refused, resource, title},
+    vms::{self, Selection, api, checked_name, refused, resource, title},
 };
 use crate::{
-    actions::VmHandle,
+    actions::{FoundVm, VmHandle},
     api::{VirtualMachine, stats::GuestStats},
 };
 

@@ -13,11 +13,7 @@ use super::{
     cluster::{self, Cluster, ClusterOptions},
     output::{Exit, Failure, note},
 };
-use crate::{
-    access::Access,
-    api::{VirtualMachine, stored},
-    process::ErrorChain,
-};
+use crate::{access::Access, actions::FoundVm, api::VirtualMachine, process::ErrorChain};
 
 /// How many VMs a list has in one answer of the API server.
 pub(super) const CHUNK: u32 = 500;
@@ -41,29 +37,13 @@ pub(super) struct Selection {
     pub cluster: ClusterOptions,
 }
 
-/// A VM as the API server has it: all its fields, and what this program understands of them.
-pub(super) struct FoundVm {
-    pub object: DynamicObject,
-    pub vm: VirtualMachine,
-}
-
-impl FoundVm {
-    /// # Errors
-    /// If the object is no VM.
-    pub fn new(object: DynamicObject) -> Result<Self, Failure> {
-        let text = serde_json::to_string(&object).map_err(|error| Failure::new(error.to_string()))?;
-        let vm = stored::read(&text).map_err(|error| Failure::new(format!("vm/{}: {error}", object.name_any())))?;
-        Ok(Self { object, vm })
-    }
-
-    pub fn namespace(&self) -> String {
-        self.vm.namespace().unwrap_or_default()
-    }
-
-    /// `vm/NAME`.
-    pub fn title(&self) -> String {
-        title(&self.vm.name_any())
-    }
+/// A VM as the API server has it.
+///
+/// # Errors
+/// If the object is no VM.
+pub(super) fn understood(object: DynamicObject) -> Result<FoundVm, Failure> {
+    let title = title(&object.name_any());
+    FoundVm::new(object).map_err(|error| Failure::new(format!("{title}: {error}")))
 }
 
 /// The VMs that were found.
@@ -76,7 +56,7 @@ pub(super) struct FoundVms {
     pub absent: usize,
 }
 
-/// How a VM is called in messages, and in an argument if the person likes.
+/// How a VM is called in messages, `vm/NAME`, and in an argument if the person likes.
 pub(super) fn title(name: &str) -> String {
     format!("vm/{name}")
 }
@@ -162,7 +142,7 @@ impl Selection {
                 };
                 parameters.continue_token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
                 for object in page.items {
-                    found.vms.push(FoundVm::new(object)?);
+                    found.vms.push(understood(object)?);
                 }
                 if parameters.continue_token.is_none() {
                     break;
@@ -176,7 +156,7 @@ impl Selection {
         for argument in &self.names {
             let name = checked_name(argument)?;
             match api(client, namespace).get(name).await {
-                Ok(object) => found.vms.push(FoundVm::new(object)?),
+                Ok(object) => found.vms.push(understood(object)?),
                 Err(error) => {
                     let line = refused(client, &title(name), &["get"], Some(namespace), &error).await;
                     if !matches!(error, kube::Error::Api(_)) {

@@ -10,13 +10,8 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Api, Resource,
-    api::{Patch, PatchParams},
-};
 use minijinja::context;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use super::{
     app::App,
@@ -29,14 +24,16 @@ use super::{
 };
 use crate::{
     actions::{
-        VmHandle,
-        power::{Change, Decision, decide},
+        FoundVm, VmHandle,
+        power::decide,
+        write::{By, ChangeError, Done},
     },
-    api::{StoredVm, VirtualMachine},
     ownership::WEB_MANAGER,
     process::ErrorChain,
 };
 
+/// As whom the web interface changes VMs.
+pub(super) const BY: By<'_> = By { field_manager: WEB_MANAGER, trial: None };
 /// How many VMs of many are changed at once.
 const AT_ONCE: usize = 8;
 
@@ -140,41 +137,31 @@ async fn carry_out(app: &App, act: Act, signed_in: &SignedIn, key: &Key) -> Resu
         return Err(Trouble::Missing);
     }
     // As it is now: what the watch has reported may be older than a change of its permissions, and has not all that the decision needs.
-    let vm = match VmHandle::new(app.client.clone(), &key.0, &key.1).get().await {
-        Ok(vm) => vm,
+    let handle = VmHandle::new(app.client.clone(), &key.0, &key.1);
+    let found = match handle.find().await {
+        Ok(found) => found,
         Err(kube::Error::Api(answer)) if answer.is_not_found() => return Err(Trouble::Missing),
         Err(error) => return Err(failed(&error)),
     };
-    let rights = rights(&signed_in.person, signed_in.views, &key.0, &vm, &app.store);
-    if !act.is_allowed(&rights, signed_in.views.administrator) {
-        return Err(Trouble::Missing);
-    }
-    match decide(&vm, act.command(), None, false, Timestamp::now()) {
-        Err(refusal) => {
-            app.audit.refused(user, &vm, act, &refusal.words(act.command()));
-            Err(Trouble::Refused(Why::act(&key.1, act.command(), &refusal)))
+    let decide = |found: &FoundVm| {
+        let rights = rights(&signed_in.person, signed_in.views, &key.0, &found.vm, &app.store);
+        if !act.is_allowed(&rights, signed_in.views.administrator) {
+            return Err(Trouble::Missing);
         }
-        Ok(Decision::Unchanged(_)) => Ok(()),
-        Ok(Decision::Write { change, applier: _ }) => {
-            write(app, key, change).await.map_err(|error| failed(&error))?;
-            app.audit.acted(user, &vm, act);
+        decide(&found.vm, act.command(), None, false, Timestamp::now()).map_err(|refusal| {
+            app.audit.refused(user, &found.vm, act, &refusal.to_string());
+            Trouble::Refused(Why::act(&key.1, &refusal))
+        })
+    };
+    match handle.change(found, BY, decide).await {
+        Ok(Done::Unchanged { .. }) => Ok(()),
+        Ok(Done::Written { before, .. }) => {
+            app.audit.acted(user, &before.vm, act);
             Ok(())
         }
-    }
-}
-
-/// Writes the change. It has the UID of the VM, so that the API server refuses it for another VM of that name.
-async fn write(app: &App, (namespace, name): &Key, change: Change) -> kube::Result<()> {
-    let api: Api<StoredVm> = Api::namespaced(app.client.clone(), namespace);
-    let parameters = PatchParams { field_manager: Some(WEB_MANAGER.into()), ..PatchParams::default() };
-    match change {
-        Change::Merge(body) => api.patch(name, &parameters, &Patch::Merge(&body)).await.map(drop),
-        Change::Apply(mut body) => {
-            body["apiVersion"] = json!(VirtualMachine::api_version(&()));
-            body["kind"] = json!(VirtualMachine::kind(&()));
-            let parameters = PatchParams { force: true, ..parameters };
-            api.patch(name, &parameters, &Patch::Apply(&body)).await.map(drop)
-        }
+        Err(ChangeError::Refused(trouble)) => Err(trouble),
+        Err(ChangeError::Request { error, .. }) => Err(failed(&error)),
+        Err(ChangeError::Busy) => Err(Trouble::Failed),
     }
 }
 

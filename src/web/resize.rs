@@ -6,21 +6,21 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
-use kube::{
-    Api,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
-};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{
+    act::BY,
     app::App,
     signed_in::{Administer, Allowed, not_found},
 };
 use crate::{
-    actions::edit::{Decision, Edit, Refusal, decide},
-    api::{Quantity, VirtualMachine, stored},
-    ownership::WEB_MANAGER,
+    actions::{
+        Change, Decision, FoundVm, VmHandle,
+        edit::{Edit, Refusal, decide},
+        write::{ChangeError, Done},
+    },
+    api::Quantity,
     process::ErrorChain,
 };
 
@@ -47,20 +47,21 @@ impl Wanted {
     }
 }
 
-/// Decides what is written for all of them: a merge patch, and what is different then. `None`: nothing.
-fn patch(
-    object: &DynamicObject,
-    vm: &VirtualMachine,
-    edits: &[Edit],
-) -> Result<Option<(serde_json::Value, String)>, Refusal> {
+/// Decides what is written for all of them, and what is different then.
+fn decide_all(found: &FoundVm, edits: &[Edit]) -> Result<Decision<String>, Refusal> {
     let (mut patch, mut words) = (json!({}), Vec::new());
     for edit in edits {
-        if let Decision::Write { patch: one, what, .. } = decide(object, vm, edit, false)? {
+        if let Decision::Write { change: Change::Merge(one) | Change::Apply(one), expected, .. } =
+            decide(found, edit, false)?
+        {
             json_patch::merge(&mut patch, &one);
-            words.push(what);
+            words.push(expected.what);
         }
     }
-    Ok((!words.is_empty()).then(|| (patch, words.join(", "))))
+    Ok(match words.as_slice() {
+        [] => Decision::Unchanged("nothing is different".into()),
+        words => Decision::Write { change: Change::Merge(patch), applier: None, expected: words.join(", ") },
+    })
 }
 
 /// `POST /vms/NAMESPACE/NAME/size`
@@ -82,27 +83,24 @@ pub(super) async fn resize(
         Ok(edits) => edits,
         Err(text) => return says(StatusCode::UNPROCESSABLE_ENTITY, "refused", Some(&format!("{name}: {text:?}"))),
     };
-    let resource = ApiResource::erase::<VirtualMachine>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(app.client.clone(), namespace, &resource);
-    let object = match api.get(name).await {
-        Ok(object) => object,
+    let handle = VmHandle::new(app.client.clone(), namespace, name);
+    let found = match handle.find().await {
+        Ok(found) => found,
         Err(kube::Error::Api(answer)) if answer.is_not_found() => return not_found(&app, signed_in),
         Err(error) => return failed(&error),
     };
-    let vm = serde_json::to_string(&object).ok().and_then(|text| stored::read(&text).ok());
-    let Some(vm) = vm else { return says(StatusCode::CONFLICT, "refused", None) };
-    match patch(&object, &vm, &edits) {
-        Err(refusal) => says(StatusCode::CONFLICT, "refused", Some(&format!("{name}: {refusal}"))),
-        Ok(None) => Redirect::to(&page).into_response(),
-        Ok(Some((patch, what))) => {
-            let parameters = PatchParams { field_manager: Some(WEB_MANAGER.into()), ..PatchParams::default() };
-            if let Err(error) = api.patch(name, &parameters, &Patch::Merge(&patch)).await {
-                return failed(&error);
-            }
-            app.audit.resized(&signed_in.person.user, &vm, &what);
-            Redirect::to(&page).into_response()
+    match handle.change(found, BY, |found| decide_all(found, &edits)).await {
+        Ok(Done::Unchanged { .. }) => {}
+        Ok(Done::Written { before, expected, .. }) => {
+            app.audit.resized(&signed_in.person.user, &before.vm, &expected);
         }
+        Err(ChangeError::Refused(refusal)) => {
+            return says(StatusCode::CONFLICT, "refused", Some(&format!("{name}: {refusal}")));
+        }
+        Err(ChangeError::Request { error, .. }) => return failed(&error),
+        Err(ChangeError::Busy) => return says(StatusCode::BAD_GATEWAY, "failed", None),
     }
+    Redirect::to(&page).into_response()
 }
 
 #[cfg(test)]

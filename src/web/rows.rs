@@ -10,8 +10,9 @@ use super::{
 };
 use crate::{
     actions::{
+        Decision,
         display::has_display,
-        power::{Command, Decision, decide},
+        power::{Command, decide},
     },
     api::{
         PowerState, VirtualMachine,

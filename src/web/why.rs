@@ -5,11 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
-    actions::{
-        display::DisplayError,
-        pool::PoolError,
-        power::{self, Command},
-    },
+    actions::{display::DisplayError, pool::PoolError, power},
     api::status::whole_seconds,
     assignment,
 };
@@ -56,8 +52,8 @@ impl Sentence {
 
 impl Why {
     /// Why an action on a VM is refused.
-    pub fn act(vm: &str, command: Command, refusal: &power::Refusal) -> Self {
-        Self { about: vm.to_owned(), sentences: act(command, refusal) }
+    pub fn act(vm: &str, refusal: &power::Refusal) -> Self {
+        Self { about: vm.to_owned(), sentences: act(refusal) }
     }
 
     /// Why nobody gets or gives back a VM of a pool. `None`: that is no refusal, but an error.
@@ -65,7 +61,7 @@ impl Why {
         let sentences = match error {
             PoolError::Refused(refusal) => assign(refusal),
             PoolError::Start { vm, refusal } => {
-                let why = act(Command::Start { until: None }, refusal);
+                let why = act(refusal);
                 [Sentence::with_name("not-started", vm)].into_iter().chain(why).collect()
             }
             PoolError::Changed { user } => vec![Sentence::with_name("changed", user)],
@@ -97,16 +93,16 @@ impl Why {
     }
 }
 
-fn act(command: Command, refusal: &power::Refusal) -> Vec<Sentence> {
+fn act(refusal: &power::Refusal) -> Vec<Sentence> {
     match refusal {
         power::Refusal::Deleted => vec![Sentence::of("deleted")],
         power::Refusal::Stopped => vec![Sentence::of("stopped")],
         power::Refusal::NoGuest { reason: None } => vec![Sentence::of("no-guest")],
         power::Refusal::NoGuest { reason: Some(reason) } => vec![Sentence::with_name("no-guest-because", reason)],
         power::Refusal::WouldFail { why } => vec![Sentence::with_name("would-fail", why)],
-        power::Refusal::Git { applier } => {
+        power::Refusal::Git { applier, field } => {
             let since = applier.since.as_ref().map(|since| Sentence::with_time("git-since", since.0));
-            let git = Sentence { field: Some(command.field()), ..Sentence::with_name("git", &applier.manager) };
+            let git = Sentence { field: Some(*field), ..Sentence::with_name("git", &applier.manager) };
             [git].into_iter().chain(since).collect()
         }
     }
@@ -160,7 +156,7 @@ mod tests {
     fn each_refusal_has_its_words_in_each_language() {
         let git = || {
             let applier = Applier { manager: "flux".into(), since: Some(Time(noon())), is_gitops: true };
-            power::Refusal::Git { applier }
+            power::Refusal::Git { applier, field: "state" }
         };
         let acts = [
             power::Refusal::Deleted,
@@ -189,7 +185,7 @@ mod tests {
             DisplayError::NoAddress,
             DisplayError::Deleted,
         ];
-        let all = acts.iter().map(|refusal| Why::act("apple", Command::Pause, refusal));
+        let all = acts.iter().map(|refusal| Why::act("apple", refusal));
         let all = all.chain(pools.iter().map(|error| Why::pool("desks", error).unwrap()));
         for why in all.chain(displays.iter().map(|error| Why::display("apple", error).unwrap())) {
             let [english, german] = Language::ALL.map(|language| page(language, &why));

@@ -5,7 +5,7 @@ use crate::{
 };
 
 /// A VM as the API server has it, with two disks, one CD drive, and a field that this program does not know.
-fn stored(edit: impl FnOnce(&mut Value)) -> (DynamicObject, VirtualMachine) {
+fn stored(edit: impl FnOnce(&mut Value)) -> FoundVm {
     let claim = |name: &str, size: Value| json!({ "volumeClaimTemplate": { "metadata": { "name": name }, "spec": { "resources": { "requests": { "storage": size } } } } });
     let mut value = json!(test_support::vm(|_| ()));
     value["metadata"]["resourceVersion"] = json!("7");
@@ -14,13 +14,14 @@ fn stored(edit: impl FnOnce(&mut Value)) -> (DynamicObject, VirtualMachine) {
         { "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": 2_147_483_648_u64 } } } } },
     ] });
     edit(&mut value);
-    (serde_json::from_value(value.clone()).unwrap(), serde_json::from_value(value).unwrap())
+    FoundVm { object: serde_json::from_value(value.clone()).unwrap(), vm: serde_json::from_value(value).unwrap() }
 }
 
-fn decided(vm: &(DynamicObject, VirtualMachine), edit: &Edit) -> String {
-    match decide(&vm.0, &vm.1, edit, false) {
+fn decided(vm: &FoundVm, edit: &Edit) -> String {
+    match decide(vm, edit, false) {
         Ok(Decision::Unchanged(why)) => format!("unchanged: {why}"),
-        Ok(Decision::Write { patch, what, effect, about: _, note, applier: _ }) => {
+        Ok(Decision::Write { change: Change::Merge(patch) | Change::Apply(patch), expected, applier: _ }) => {
+            let Expected { what, effect, about: _, note } = expected;
             assert_eq!(patch["metadata"]["uid"], "apple-uid");
             let version = if patch["metadata"]["resourceVersion"] == "7" { " (version 7)" } else { "" };
             let note = note.map(|note| format!("\n  note: {note}")).unwrap_or_default();
@@ -47,7 +48,7 @@ fn grow(disk: &str, to: &str) -> Edit {
 }
 
 /// The decisions about a VM, each after the words that it is for.
-fn all(vm: &(DynamicObject, VirtualMachine), edits: &[(&str, Edit)]) -> String {
+fn all(vm: &FoundVm, edits: &[(&str, Edit)]) -> String {
     edits.iter().map(|(words, edit)| format!("{words}: {}\n", decided(vm, edit))).collect()
 }
 
@@ -175,15 +176,13 @@ fn what_git_applies_is_not_written_without_insisting() {
             "kustomize-controller applies spec.vm.{field} from Git (its last change: 2026-11-20T10:00:00Z), and takes back what others \
              write; change it in Git"
         ));
-        let refusal = decide(&git.0, &git.1, &edit, false).err().map(|refusal| refusal.to_string());
+        let refusal = decide(&git, &edit, false).err().map(|refusal| refusal.to_string());
         assert_eq!(refusal, expected, "{edit:?}");
-        let Ok(Decision::Write { applier, .. }) = decide(&git.0, &git.1, &edit, true) else { panic!("{edit:?}") };
+        let Ok(Decision::Write { applier, .. }) = decide(&git, &edit, true) else { panic!("{edit:?}") };
         assert_eq!(applier.map(|(_, field)| field), field);
     }
     let person = owned("kubectl", json!({ "f:disks": {} }));
-    let Ok(Decision::Write { applier, .. }) = decide(&person.0, &person.1, &grow("core", "2Gi"), false) else {
-        panic!()
-    };
+    let Ok(Decision::Write { applier, .. }) = decide(&person, &grow("core", "2Gi"), false) else { panic!() };
     assert_eq!(applier.map(|(applier, field)| (applier.manager, field)), Some(("kubectl".into(), "disks")));
 }
 
@@ -192,7 +191,7 @@ fn a_vm_that_goes_or_cant_be_read_is_left_alone() {
     let going = stored(|vm| vm["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
     assert_eq!(decided(&going, &cd("", None)), "refused: it is being deleted");
     let mut odd = stored(|_| ());
-    odd.1 = test_support::stored(|vm| vm["spec"]["vm"]["maximumCpus"] = json!("many"));
+    odd.vm = test_support::stored(|vm| vm["spec"]["vm"]["maximumCpus"] = json!("many"));
     let refused = decided(&odd, &cd("", None));
     assert!(refused.starts_with("refused: its spec has values that can't be read: "), "{refused}");
 }
@@ -288,7 +287,7 @@ fn what_became_of_a_change_is_in_the_status() {
             false,
         ),
     ] {
-        let (_, vm) = stored(|vm| vm["status"] = status.clone());
+        let FoundVm { vm, .. } = stored(|vm| vm["status"] = status.clone());
         assert_eq!(outcome(&vm, &about, effect), (words.to_owned(), is_well), "{status} {about:?}");
     }
 }

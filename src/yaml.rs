@@ -3,10 +3,13 @@
 //! serde_yaml bounds how deep values nest, but only after its scanner has read the whole text, in a time that grows with the square of the number
 //! of open brackets: 400 KB of them take more than a minute. So a text with many brackets is read by a parser that stops where it is too deep.
 
-use std::fmt;
+use std::{cell::RefCell, fmt};
 
-use granit_parser::{Event, Parser};
-use serde::{Deserialize, Deserializer, de};
+use granit_parser::{ErrorKind, Event, Parser};
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, DeserializeSeed},
+};
 use serde_json::{Map, Value as Json, json, map};
 
 /// So many brackets are read in a few milliseconds, however they nest.
@@ -20,23 +23,32 @@ const DEEPEST: usize = 128;
 pub struct Error {
     message: String,
     place: Option<(usize, usize)>,
+    twice: Option<String>,
 }
 
 impl Error {
     fn at(message: impl fmt::Display, line: usize, column: usize) -> Self {
-        Self { message: format!("{message} at line {line} column {column}"), place: Some((line, column)) }
+        let message = format!("{message} at line {line} column {column}");
+        Self { message, place: Some((line, column)), twice: None }
     }
 
     /// The line and the column, from 1, if they are known. The message ends with them.
     pub fn place(&self) -> Option<(usize, usize)> {
         self.place
     }
+
+    /// The key that a map has twice, and the message without a place, if this is what is wrong: the place is that of the map.
+    pub fn twice(&self) -> Option<(&str, &str)> {
+        let place = self.place.map(|(line, column)| format!(" at line {line} column {column}"));
+        let message = place.and_then(|place| self.message.strip_suffix(&place)).unwrap_or(&self.message);
+        Some((self.twice.as_deref()?, message))
+    }
 }
 
 impl From<serde_yaml::Error> for Error {
     fn from(error: serde_yaml::Error) -> Self {
         let place = error.location().map(|place| (place.line(), place.column()));
-        Self { message: error.to_string(), place }
+        Self { message: error.to_string(), place, twice: None }
     }
 }
 
@@ -63,10 +75,24 @@ pub fn unique_from_str<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Er
 /// # Errors
 /// If it is not such YAML, or too deep.
 pub fn unique_documents(text: &str) -> Result<serde_yaml::Deserializer<'_>, Error> {
-    for document in documents(text)? {
-        Unique::deserialize(document)?;
-    }
+    unique_values(text)?;
     Ok(serde_yaml::Deserializer::from_str(text))
+}
+
+/// The documents of a text in which no map has a key twice, as JSON values.
+///
+/// # Errors
+/// If it is not such YAML, or too deep.
+pub fn unique_values(text: &str) -> Result<Vec<Json>, Error> {
+    let twice = RefCell::new(None);
+    let values = documents(text)?.map(|document| Unique(&twice).deserialize(document)).collect::<Result<_, _>>();
+    values.map_err(|error| Error { twice: twice.take(), ..Error::from(error) })
+}
+
+/// The line, from 1, of a key without its colon, if this is what is wrong with a text. serde_yaml notices it only in a later line.
+pub fn line_of_unfinished_key(text: &str) -> Option<usize> {
+    let error = Parser::new_from_str(text).find_map(Result::err)?;
+    (*error.kind() == ErrorKind::SimpleKeyExpected).then(|| error.marker().line())
 }
 
 /// The documents of a text.
@@ -101,18 +127,18 @@ fn check_depth(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// A JSON value that is read from YAML in which no map has a key twice.
-pub struct Unique(pub Json);
+/// Reads a JSON value from YAML in which no map has a key twice; if one has, the key is noted.
+#[derive(Clone, Copy)]
+struct Unique<'a>(&'a RefCell<Option<String>>);
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueVisitor).map(Self)
+impl<'de> DeserializeSeed<'de> for Unique<'_> {
+    type Value = Json;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-struct UniqueVisitor;
-
-impl<'de> de::Visitor<'de> for UniqueVisitor {
+impl<'de> de::Visitor<'de> for Unique<'_> {
     type Value = Json;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML document without tags")
@@ -140,7 +166,7 @@ impl<'de> de::Visitor<'de> for UniqueVisitor {
     }
     fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
         let mut list = Vec::new();
-        while let Some(Unique(value)) = access.next_element()? {
+        while let Some(value) = access.next_element_seed(self)? {
             list.push(value);
         }
         Ok(Json::Array(list))
@@ -150,12 +176,12 @@ impl<'de> de::Visitor<'de> for UniqueVisitor {
         while let Some(key) = access.next_key::<String>()? {
             match map.entry(key) {
                 map::Entry::Vacant(entry) => {
-                    let Unique(value) = access.next_value()?;
-                    entry.insert(value);
+                    entry.insert(access.next_value_seed(self)?);
                 }
                 map::Entry::Occupied(entry) => {
-                    let key = entry.key();
-                    return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
+                    let error = de::Error::custom(format!("the key {:?} occurs twice", entry.key()));
+                    self.0.replace(Some(entry.key().clone()));
+                    return Err(error);
                 }
             }
         }
@@ -193,13 +219,29 @@ mod tests {
     }
 
     #[test]
+    fn a_key_without_its_colon_is_found() {
+        for (text, line) in [
+            ("a: 1\nb\nc: 2\n", Some(2)),
+            ("a:\n  b: 1\n\n  \"- name: b\\n  x: 1\"\n\n\nc: 2\n", Some(4)),
+            ("a: [\n", None),
+            ("a: 1\na: 1\n", None),
+        ] {
+            assert_eq!(line_of_unfinished_key(text), line, "{text}");
+        }
+    }
+
+    #[test]
     fn a_key_that_a_map_has_twice_is_refused() {
         for (text, expected) in [
             ("a: 1\nb: 2\na: 3\n", "the key \"a\" occurs twice"),
             ("a:\n  b:\n  - c: 1\n    c: 2\n", "a.b[0]: the key \"c\" occurs twice at line 3 column 5"),
         ] {
-            assert_eq!(unique_from_str::<Value>(text).unwrap_err().to_string(), expected);
+            let error = unique_from_str::<Value>(text).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+            let key = expected.split('"').nth(1).unwrap();
+            assert_eq!(error.twice(), Some((key, expected.split(" at line").next().unwrap())));
         }
+        assert!(unique_from_str::<Value>("a: the key \"b\" occurs twice: c").unwrap_err().twice().is_none());
         assert_eq!(unique_from_str::<Value>("a: &x [1]\nb: *x\n").unwrap(), json!({ "a": [1], "b": [1] }));
     }
 }

@@ -2,11 +2,10 @@
 //!
 //! serde_yaml parses the text and bounds how deep values and aliases nest.
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::{error::OutputError, output::drop_nulls};
-use crate::yaml::{self, Unique};
+use crate::yaml;
 
 /// Parses zero or more YAML documents, each of which will be an object. Documents and map entries that are null are left out.
 pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
@@ -14,26 +13,19 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
     if text.trim_matches([' ', '\n']).is_empty() {
         return Ok(Vec::new());
     }
-    let mut documents = Vec::new();
-    for document in yaml::documents(text).map_err(|error| not_yaml(text, &error))? {
-        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error.into()))?;
-        if !value.is_null() {
-            drop_nulls(&mut value);
-            documents.push(value);
-        }
-    }
+    let mut documents = yaml::unique_values(text).map_err(|error| not_yaml(text, &error))?;
+    documents.retain(|document| !document.is_null());
+    documents.iter_mut().for_each(drop_nulls);
     Ok(documents)
 }
 
 fn not_yaml(text: &str, error: &yaml::Error) -> OutputError {
-    let message = error.to_string();
-    // The position of a key that occurs twice is that of its map.
-    if let Some(key) = message.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
-        let message = message.split(" at line ").next().unwrap_or(&message);
+    if let Some((key, message)) = error.twice() {
         let error = OutputError::at(format!("{key}:"), format!("the output is not YAML: {message}"));
         return OutputError { in_last_line: true, ..error };
     }
-    let Some(number) = simple_key(&message).or_else(|| Some(error.place()?.0)) else {
+    let message = error.to_string();
+    let Some(number) = yaml::line_of_unfinished_key(text).or_else(|| Some(error.place()?.0)) else {
         return OutputError::at("", format!("the output is not YAML: {message}"));
     };
     // The parser may notice an error only in the line after it.
@@ -45,12 +37,6 @@ fn not_yaml(text: &str, error: &yaml::Error) -> OutputError {
     let hint = hint(before, line).map(|hint| format!("; {hint}")).unwrap_or_default();
     let (line, number) = (line.trim(), at + 1);
     OutputError::at(line, format!("the output is not YAML: {message} (line {number} of the output: {line:.80}){hint}"))
-}
-
-/// The line that the parser took for a key without its colon. It notices that only in a later line, and has the position in its text alone.
-fn simple_key(message: &str) -> Option<usize> {
-    let (_, rest) = message.split_once("while scanning a simple key at line ")?;
-    rest.split(' ').next()?.parse().ok()
 }
 
 /// What was probably meant by a line that is not YAML where it stands.

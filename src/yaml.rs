@@ -1,4 +1,4 @@
-//! Reads YAML that somebody wrote: user data, the configuration, values, patches, and what templates render.
+//! Reads YAML that somebody wrote: user data, the configuration, values, patches, and what templates render. Writes it for people.
 //!
 //! serde_yaml bounds how deep values nest, but only after its scanner has read the whole text, in a time that grows with the square of the number
 //! of open brackets: 400 KB of them take more than a minute. So a text with many brackets is read by a parser that stops where it is too deep.
@@ -102,6 +102,14 @@ pub fn line_of_unfinished_key(text: &str) -> Option<usize> {
 pub fn documents(text: &str) -> Result<serde_yaml::Deserializer<'_>, Error> {
     check_depth(text)?;
     Ok(serde_yaml::Deserializer::from_str(text))
+}
+
+/// A value as people get to see it. Long texts are not folded, so that a file for Git has each on its line.
+///
+/// # Errors
+/// Never: every JSON value can be written.
+pub fn unfolded(value: &Json) -> Result<String, serde_saphyr::ser::Error> {
+    serde_saphyr::to_string_with_options(value, serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX })
 }
 
 fn check_depth(text: &str) -> Result<(), Error> {

@@ -377,8 +377,7 @@ mod tests {
     }
 
     fn yaml(wanted: &Wanted) -> String {
-        let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-        serde_saphyr::to_string_with_options(&manifest(wanted), options).unwrap()
+        crate::yaml::unfolded(&manifest(wanted)).unwrap()
     }
 
     #[test]

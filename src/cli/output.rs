@@ -152,10 +152,9 @@ impl<'a> Output<'a> {
     }
 }
 
-/// A value as YAML. Long texts are not folded, so that a file for Git has each on its line.
+/// A value as YAML.
 pub(super) fn yaml(value: &Value) -> Result<String, Failure> {
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-    serde_saphyr::to_string_with_options(value, options).map_err(|error| Failure::new(error.to_string()))
+    crate::yaml::unfolded(value).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// `1 file`, `2 files`.

@@ -8,10 +8,9 @@ use super::*;
 /// The manifest and what became of the parts, as `kubectl vm import -v` prints them.
 fn shown(text: &str, format: Format) -> String {
     let vms = read(text, format, "file", Wish::default()).unwrap_or_else(|error| panic!("{error}"));
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     let mut shown = String::new();
     for vm in vms {
-        shown += &serde_saphyr::to_string_with_options(&vm.manifest, options.clone()).unwrap();
+        shown += &crate::yaml::unfolded(&vm.manifest).unwrap();
         for finding in &vm.findings {
             shown += &format!("{finding}\n");
         }

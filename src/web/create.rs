@@ -40,6 +40,7 @@ use crate::{
     ownership::WEB_MANAGER,
     process::ErrorChain,
     render::valid::is_dns_label,
+    yaml,
 };
 
 /// How long a new VM may take until the watch has it. Then its page is found.
@@ -179,8 +180,6 @@ fn page(
         }
     }
     let (wanted, _) = form.read(|_| true);
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-    let yaml = serde_saphyr::to_string_with_options(&manifest(&wanted), options).unwrap_or_default();
     let known = app.store.subscribe();
     let pools = app.store.pools();
     let namespaces: BTreeSet<&str> = match app.namespaces.iter().map(Option::as_deref).collect::<Option<BTreeSet<_>>>()
@@ -194,7 +193,7 @@ fn page(
     };
     let context = context! {
         frame => value(signed_in.frame()), view => "create", form => value(form), problems => value(&problems),
-        others => others, verdict => verdict, yaml => yaml, command => command::command(&wanted, &form.image),
+        others => others, verdict => verdict, yaml => yaml::unfolded(&manifest(&wanted)).unwrap_or_default(), command => command::command(&wanted, &form.image),
         namespaces => value(namespaces), is_any_namespace => app.namespaces.contains(&None),
         images => CATALOG.map(|(name, ..)| name), pools => value(pools.iter().map(|((_, name), _)| name).collect::<BTreeSet<_>>()),
     };

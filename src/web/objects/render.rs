@@ -26,6 +26,7 @@ use crate::{
         TemplateSet, first_start,
         templates::{Ancestor, Layers},
     },
+    yaml,
 };
 
 /// The subcommand of this program that renders.
@@ -137,7 +138,6 @@ fn shown(set: &TemplateSet, object: &Rendered) -> Shown {
         Update::AtStart => "at-start",
         Update::Once => "once",
     };
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     Shown {
         kind: object.key.kind.clone(),
         name: object.key.name.clone(),
@@ -145,7 +145,7 @@ fn shown(set: &TemplateSet, object: &Rendered) -> Shown {
         update: update.to_owned(),
         origins: lineage.collect(),
         patches: object.patches.clone(),
-        yaml: serde_saphyr::to_string_with_options(&value, options).unwrap_or_default(),
+        yaml: yaml::unfolded(&value).unwrap_or_default(),
     }
 }
 

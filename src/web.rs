@@ -28,6 +28,7 @@ mod devices;
 mod figures;
 mod happenings;
 mod held;
+mod id_token;
 mod keys;
 mod language;
 mod list;

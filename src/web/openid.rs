@@ -6,8 +6,7 @@
 //! ```
 //!
 //! # Guarantees
-//! - Claims are of an ID token whose signature, issuer, audience, party, times and nonce are right, or of the userinfo endpoint for the same subject.
-//! - Only signatures with a public key count: neither `none` nor one with the client's secret.
+//! - Claims are of an ID token that [`super::id_token`] trusts, or of the userinfo endpoint for the same subject.
 //! - No error has a code, a token or a secret.
 
 use std::{
@@ -16,26 +15,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::http::{Method, Request, Response, header};
-use futures::future::BoxFuture;
-use k8s_openapi::jiff::Timestamp;
-use openidconnect::{
-    AccessTokenHash, AdditionalClaims, AsyncHttpClient, AuthType, AuthUrl, AuthenticationFlow, AuthorizationCode,
-    ClaimsVerificationError, ClientId, ClientSecret, CsrfToken, IdToken, IssuerUrl, Nonce, OAuth2TokenResponse,
-    PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, RequestTokenError, Scope, SignatureVerificationError,
-    TokenResponse, TokenUrl,
-    core::{
-        CoreClient, CoreGenderClaim, CoreIdTokenVerifier, CoreJsonWebKeySet, CoreJweContentEncryptionAlgorithm,
-        CoreJwsSigningAlgorithm, CoreResponseType, CoreTokenResponse,
-    },
-    url::Url,
+use axum::http::{Request, Response, header, request::Builder};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
+use url::{Url, form_urlencoded};
 
 use super::{
-    provider::{Profile, Provider, check_url},
+    id_token::{Expected, Keys, TokenError, verify},
+    provider::{Profile, Provider, Secret, check_url},
+    session::random_name,
     web_client::{WebClient, WebError},
 };
 use crate::process::{ErrorChain, lock};
@@ -45,30 +40,15 @@ const KEPT: Duration = Duration::from_secs(3600);
 /// When a provider is asked again that could not be used.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// By how much the clock of a provider may differ from this one's, in seconds.
-const SKEW: i64 = 60;
-/// How old an ID token may be, in seconds: a person who signs in has this time, and her token is issued at its end.
-const OLDEST: i64 = 600;
-
-/// The signatures that count.
-const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
-    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha256,
-    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha384,
-    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha512,
-    CoreJwsSigningAlgorithm::RsaSsaPssSha256,
-    CoreJwsSigningAlgorithm::RsaSsaPssSha384,
-    CoreJwsSigningAlgorithm::RsaSsaPssSha512,
-    CoreJwsSigningAlgorithm::EcdsaP256Sha256,
-    CoreJwsSigningAlgorithm::EcdsaP384Sha384,
-    CoreJwsSigningAlgorithm::EdDsa,
-];
-
 /// Why somebody can't sign in with a provider.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenIdError {
     /// It was asked a moment ago, and that failed.
     #[error("{0} (tried a moment ago)")]
     Before(String),
+    /// The operating system has none.
+    #[error("there are no random numbers")]
+    Random(#[from] getrandom::Error),
     /// There is no answer.
     #[error("{url}")]
     Request {
@@ -111,21 +91,9 @@ pub(super) enum OpenIdError {
     /// The provider has sent no ID token.
     #[error("the provider's answer has no ID token")]
     NoToken,
-    /// The ID token can't be read.
-    #[error("the ID token can't be read")]
-    Unreadable,
-    /// The ID token is not for this program, not for this sign-in, too old, or not the provider's.
-    #[error("the ID token can't be trusted")]
-    Untrusted(#[source] ClaimsVerificationError),
-    /// The ID token was issued to another program of the same provider.
-    #[error("the ID token was issued to {0}")]
-    OtherParty(String),
-    /// The ID token is of another time.
-    #[error("the ID token {0}: if its provider's clock is right, look at the clock of this computer")]
-    Time(&'static str),
-    /// The access token is not the one of the ID token.
-    #[error("the access token does not belong to the ID token")]
-    OtherAccessToken,
+    /// The ID token is not trusted.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// The userinfo endpoint speaks of somebody else.
     #[error("{url} speaks of another subject")]
     OtherSubject {
@@ -147,16 +115,19 @@ pub(super) struct Begun {
     verifier: String,
 }
 
-/// The claims that the library does not know.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Others {
-    #[serde(flatten)]
-    claims: Map<String, Value>,
+/// The part of the answer to a code that is used (OpenID Connect Core 1.0, 3.1.3.3).
+#[derive(Deserialize)]
+struct Tokens {
+    access_token: String,
+    id_token: Option<String>,
 }
 
-impl AdditionalClaims for Others {}
-
-type Token = IdToken<Others, CoreGenderClaim, CoreJweContentEncryptionAlgorithm, CoreJwsSigningAlgorithm>;
+/// The answer to a code that the provider does not take (RFC 6749, 5.2).
+#[derive(Deserialize)]
+struct RefusedCode {
+    error: String,
+    error_description: Option<String>,
+}
 
 /// The part of a discovery document that is used (OpenID Connect Discovery 1.0, 3; RP-Initiated Logout 1.0, 2.1).
 #[derive(Default, Deserialize)]
@@ -174,13 +145,13 @@ struct Document {
 struct Known {
     /// What was configured then.
     provider: Provider,
-    issuer: IssuerUrl,
+    issuer: String,
     authorization_endpoint: String,
     token_endpoint: String,
     userinfo_endpoint: Option<String>,
     end_session_endpoint: Option<String>,
     is_secret_in_body: bool,
-    keys: CoreJsonWebKeySet,
+    keys: Keys,
     since: Instant,
 }
 
@@ -214,24 +185,20 @@ impl OpenId {
     /// If the provider can't be asked, or says something wrong of itself.
     pub async fn begin(&self, provider: &Provider, redirect: &str) -> Result<(String, Begun), OpenIdError> {
         let known = self.known(provider, false).await?;
-        let client =
-            CoreClient::new(ClientId::new(provider.client_id.clone()), known.issuer.clone(), known.keys.clone())
-                .set_auth_uri(url(&known.authorization_endpoint, AuthUrl::new)?)
-                .set_redirect_uri(url(redirect, RedirectUrl::new)?);
-        let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
-        let flow = AuthenticationFlow::<CoreResponseType>::AuthorizationCode;
-        let (url, state, nonce) = client
-            .authorize_url(flow, CsrfToken::new_random, Nonce::new_random)
-            .add_scopes(provider.scopes.iter().cloned().map(Scope::new))
-            .set_pkce_challenge(challenge)
-            .url();
-        let begun = Begun {
-            provider: provider.name.clone(),
-            state: state.into_secret(),
-            redirect: redirect.to_owned(),
-            nonce: nonce.secret().clone(),
-            verifier: verifier.into_secret(),
-        };
+        let (state, nonce) = (random_name()?, random_name()?);
+        let verifier = random_name()? + &random_name()?;
+        let scopes: Vec<&str> = ["openid"].into_iter().chain(provider.scopes.iter().map(String::as_str)).collect();
+        let mut url = url(&known.authorization_endpoint)?;
+        url.query_pairs_mut()
+            .append_pair("response_type", "code")
+            .append_pair("client_id", &provider.client_id)
+            .append_pair("redirect_uri", redirect)
+            .append_pair("scope", &scopes.join(" "))
+            .append_pair("state", &state)
+            .append_pair("nonce", &nonce)
+            .append_pair("code_challenge", &URL_SAFE_NO_PAD.encode(Sha256::digest(&verifier)))
+            .append_pair("code_challenge_method", "S256");
+        let begun = Begun { provider: provider.name.clone(), state, redirect: redirect.to_owned(), nonce, verifier };
         Ok((url.into(), begun))
     }
 
@@ -246,39 +213,26 @@ impl OpenId {
         code: String,
     ) -> Result<Map<String, Value>, OpenIdError> {
         let known = self.known(provider, false).await?;
-        let answer = self.exchange(&known, &begun, code).await?;
-        let token = answer.id_token().ok_or(OpenIdError::NoToken)?.to_string();
-        let token: Token = token.parse().map_err(|_| OpenIdError::Unreadable)?;
-        let nonce = Nonce::new(begun.nonce);
-        let known = match token.claims(&known.verifier(), &nonce) {
-            // The provider may have begun to use another key.
-            Err(ClaimsVerificationError::SignatureVerification(SignatureVerificationError::NoMatchingKey)) => {
-                self.known(provider, true).await?
-            }
-            _ => known,
+        let Tokens { access_token, id_token } = self.exchange(&known, &begun, &code).await?;
+        let token = id_token.ok_or(OpenIdError::NoToken)?;
+        let verified = |known: &Known| {
+            let expected = Expected {
+                issuer: &known.issuer,
+                client: &provider.client_id,
+                nonce: &begun.nonce,
+                access_token: &access_token,
+                now: Timestamp::now().as_second(),
+            };
+            verify(&token, &known.keys, &expected)
         };
-        let verifier = known.verifier();
-        let claims = token.claims(&verifier, &nonce).map_err(OpenIdError::Untrusted)?;
-        let others = &claims.additional_claims().claims;
-        let party = claims.authorized_party().map(|party| party.as_str());
-        check_party(party, &provider.client_id)?;
-        check_times(claims.issue_time().timestamp(), others.get("nbf"), Timestamp::now().as_second())?;
-        if let Some(expected) = claims.access_token_hash() {
-            let wrong = |error| OpenIdError::Untrusted(ClaimsVerificationError::SignatureVerification(error));
-            let (algorithm, key) = (token.signing_alg().map_err(wrong)?, token.signing_key(&verifier).map_err(wrong)?);
-            let found = AccessTokenHash::from_token(answer.access_token(), algorithm, key);
-            if !found.is_ok_and(|found| found == *expected) {
-                return Err(OpenIdError::OtherAccessToken);
-            }
-        }
-        let mut all = claims.additional_claims().claims.clone();
-        let name = claims.name().and_then(|name| name.get(None)).map(|name| name.to_string());
-        let known_to_library =
-            [("preferred_username", claims.preferred_username().map(|name| name.to_string())), ("name", name)];
-        all.extend(known_to_library.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))));
+        let mut all = match verified(&known) {
+            Err(TokenError::UnknownKey) => verified(&*self.known(provider, true).await?),
+            result => result,
+        }?;
         let is_asked = provider.userinfo_endpoint.is_some() || !Profile::is_complete(&all, &provider.roles_claim);
         if let Some(endpoint) = known.userinfo_endpoint.as_ref().filter(|_| is_asked) {
-            let info = self.userinfo(endpoint, answer.access_token().secret(), claims.subject().as_str()).await?;
+            let subject = all.get("sub").and_then(Value::as_str).unwrap_or_default();
+            let info = self.userinfo(endpoint, &access_token, subject).await?;
             // What is signed counts.
             for (name, value) in info {
                 all.entry(name).or_insert(value);
@@ -294,7 +248,7 @@ impl OpenId {
     pub async fn end_session(&self, provider: &Provider, back: &str) -> Result<Option<String>, OpenIdError> {
         let known = self.known(provider, false).await?;
         let Some(endpoint) = &known.end_session_endpoint else { return Ok(None) };
-        let mut url = Url::parse(endpoint).map_err(|_| OpenIdError::Url(endpoint.clone()))?;
+        let mut url = url(endpoint)?;
         url.query_pairs_mut()
             .append_pair("client_id", &provider.client_id)
             .append_pair("post_logout_redirect_uri", back);
@@ -306,7 +260,7 @@ impl OpenId {
     /// # Errors
     /// If the provider can't be asked.
     pub async fn is_issuer(&self, provider: &Provider, issuer: &str) -> Result<bool, OpenIdError> {
-        Ok(self.known(provider, false).await?.issuer.as_str() == issuer)
+        Ok(self.known(provider, false).await?.issuer == issuer)
     }
 
     /// What is known of the provider. With `anew` its documents are read again.
@@ -359,7 +313,7 @@ impl OpenId {
         let keys = needed(&provider.jwks_uri, document.jwks_uri, "jwks_uri")?;
         let methods = document.token_endpoint_auth_methods_supported;
         Ok(Known {
-            issuer: url(&document.issuer, IssuerUrl::new)?,
+            issuer: document.issuer,
             authorization_endpoint: needed(
                 &provider.authorization_endpoint,
                 document.authorization_endpoint,
@@ -378,32 +332,16 @@ impl OpenId {
         })
     }
 
-    async fn exchange(&self, known: &Known, begun: &Begun, code: String) -> Result<CoreTokenResponse, OpenIdError> {
-        let provider = &known.provider;
-        let mut client =
-            CoreClient::new(ClientId::new(provider.client_id.clone()), known.issuer.clone(), known.keys.clone())
-                .set_token_uri(url(&known.token_endpoint, TokenUrl::new)?)
-                .set_redirect_uri(url(&begun.redirect, RedirectUrl::new)?)
-                .set_auth_type(if known.is_secret_in_body { AuthType::RequestBody } else { AuthType::BasicAuth });
-        if let Some(secret) = &provider.secret {
-            client = client.set_client_secret(ClientSecret::new(secret.0.clone()));
+    async fn exchange(&self, known: &Known, begun: &Begun, code: &str) -> Result<Tokens, OpenIdError> {
+        let (url, (request, body)) = (&known.token_endpoint, code_request(known, begun, code));
+        let answer = self.send(url, request, body).await?;
+        if answer.status().is_client_error()
+            && let Ok(RefusedCode { error, error_description }) = serde_json::from_slice(answer.body())
+        {
+            let why = error_description.map_or_else(|| error.clone(), |text| format!("{error}: {text}"));
+            return Err(OpenIdError::Refused(why.replace(code, "(the code)")));
         }
-        let sent = code.clone();
-        let request_failed = |source| OpenIdError::Request { url: known.token_endpoint.clone(), source };
-        let exchange = client
-            .exchange_code(AuthorizationCode::new(code))
-            .set_pkce_verifier(PkceCodeVerifier::new(begun.verifier.clone()))
-            .request_async(self.client().map_err(request_failed)?);
-        exchange.await.map_err(|error| match error {
-            RequestTokenError::ServerResponse(answer) => {
-                OpenIdError::Refused(answer.to_string().replace(&sent, "(the code)"))
-            }
-            RequestTokenError::Request(source) => request_failed(source),
-            RequestTokenError::Parse(error, _) => {
-                OpenIdError::Answer { url: known.token_endpoint.clone(), source: error.into_inner() }
-            }
-            RequestTokenError::Other(why) => OpenIdError::Refused(why),
-        })
+        read(url, &answer)
     }
 
     async fn userinfo(&self, endpoint: &str, token: &str, subject: &str) -> Result<Map<String, Value>, OpenIdError> {
@@ -415,17 +353,18 @@ impl OpenId {
     }
 
     async fn get<T: DeserializeOwned>(&self, url: &str, token: Option<&str>) -> Result<T, OpenIdError> {
-        let mut request = Request::builder().method(Method::GET).uri(url).header(header::ACCEPT, "application/json");
+        let mut request = Request::get(url);
         if let Some(token) = token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Vec::new()).map_err(|_| OpenIdError::Url(url.to_owned()))?;
+        read(url, &self.send(url, request, Vec::new()).await?)
+    }
+
+    async fn send(&self, url: &str, request: Builder, body: Vec<u8>) -> Result<Response<Vec<u8>>, OpenIdError> {
+        let request = request.header(header::ACCEPT, "application/json").body(body);
+        let request = request.map_err(|_| OpenIdError::Url(url.to_owned()))?;
         let failed = |source| OpenIdError::Request { url: url.to_owned(), source };
-        let answer = self.client().map_err(failed)?.send(request).await.map_err(failed)?;
-        if !answer.status().is_success() {
-            return Err(OpenIdError::Status { url: url.to_owned(), status: answer.status().as_u16() });
-        }
-        serde_json::from_slice(answer.body()).map_err(|source| OpenIdError::Answer { url: url.to_owned(), source })
+        self.client().map_err(failed)?.send(request).await.map_err(failed)
     }
 
     fn client(&self) -> Result<&WebClient, WebError> {
@@ -439,85 +378,39 @@ impl OpenId {
     }
 }
 
-impl<'c> AsyncHttpClient<'c> for WebClient {
-    type Error = WebError;
-    type Future = BoxFuture<'c, Result<Response<Vec<u8>>, WebError>>;
-
-    fn call(&'c self, request: Request<Vec<u8>>) -> Self::Future {
-        Box::pin(self.send(request))
+/// The request that exchanges a code (RFC 6749, 4.1.3), with its body. The name and the password of this program are sent as 2.3.1 says.
+fn code_request(known: &Known, begun: &Begun, code: &str) -> (Builder, Vec<u8>) {
+    let Provider { client_id, secret, .. } = &known.provider;
+    let mut form = form_urlencoded::Serializer::new(String::new());
+    form.append_pair("grant_type", "authorization_code")
+        .append_pair("code", code)
+        .append_pair("redirect_uri", &begun.redirect)
+        .append_pair("code_verifier", &begun.verifier);
+    let mut request = Request::post(&known.token_endpoint);
+    match secret {
+        Some(Secret(secret)) if !known.is_secret_in_body => {
+            let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+            let both = STANDARD.encode(format!("{}:{}", encoded(client_id), encoded(secret)));
+            request = request.header(header::AUTHORIZATION, format!("Basic {both}"));
+        }
+        Some(Secret(secret)) => {
+            form.append_pair("client_id", client_id).append_pair("client_secret", secret);
+        }
+        None => {
+            form.append_pair("client_id", client_id);
+        }
     }
+    (request.header(header::CONTENT_TYPE, "application/x-www-form-urlencoded"), form.finish().into_bytes())
 }
 
-impl Known {
-    fn verifier(&self) -> CoreIdTokenVerifier<'static> {
-        let client = ClientId::new(self.provider.client_id.clone());
-        CoreIdTokenVerifier::new_public_client(client, self.issuer.clone(), self.keys.clone())
-            .set_allowed_algs(SIGNATURES)
+/// The content of an answer that is no error.
+fn read<T: DeserializeOwned>(url: &str, answer: &Response<Vec<u8>>) -> Result<T, OpenIdError> {
+    if !answer.status().is_success() {
+        return Err(OpenIdError::Status { url: url.to_owned(), status: answer.status().as_u16() });
     }
+    serde_json::from_slice(answer.body()).map_err(|source| OpenIdError::Answer { url: url.to_owned(), source })
 }
 
-/// Whether a token is this program's (OpenID Connect Core 1.0, 3.1.3.7): a token that another program of the provider has got is none, even if this one is
-/// among those for which it is.
-fn check_party(party: Option<&str>, client: &str) -> Result<(), OpenIdError> {
-    match party {
-        Some(party) if party != client => {
-            Err(OpenIdError::OtherParty(party.chars().filter(|it| !it.is_control()).take(100).collect()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Whether a token is of this time: issued neither in the future nor long ago, and in force.
-fn check_times(issued: i64, not_before: Option<&Value>, now: i64) -> Result<(), OpenIdError> {
-    let not_before = match not_before {
-        None | Some(Value::Null) => i64::MIN,
-        #[allow(clippy::cast_possible_truncation, reason = "a number with a fraction is a time, too (RFC 7519, 2)")]
-        Some(value) => value
-            .as_i64()
-            .or_else(|| value.as_f64().map(|seconds| seconds as i64))
-            .ok_or(OpenIdError::Time("has an nbf that is no time"))?,
-    };
-    match () {
-        () if issued > now.saturating_add(SKEW) => Err(OpenIdError::Time("was issued in the future")),
-        () if issued < now.saturating_sub(OLDEST + SKEW) => Err(OpenIdError::Time("was issued too long ago")),
-        () if not_before > now.saturating_add(SKEW) => Err(OpenIdError::Time("is not in force yet")),
-        () => Ok(()),
-    }
-}
-
-fn url<T, E>(text: &str, of: impl FnOnce(String) -> Result<T, E>) -> Result<T, OpenIdError> {
-    of(text.to_owned()).map_err(|_| OpenIdError::Url(text.to_owned()))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_token_is_of_this_time_within_a_minute() {
-        const NOW: i64 = 1_800_000_000;
-        let is = |issued: i64, not_before: Option<Value>| check_times(NOW + issued, not_before.as_ref(), NOW).is_ok();
-        for issued in [0, -5, SKEW, -OLDEST, -OLDEST - SKEW] {
-            assert!(is(issued, None), "{issued}");
-        }
-        for issued in [SKEW + 1, 3600, -OLDEST - SKEW - 1, -86400, i64::MIN / 2] {
-            assert!(!is(issued, None), "{issued}");
-        }
-        for not_before in [json!(NOW), json!(NOW + SKEW), json!(0), json!(NOW as f64 + 0.5), Value::Null] {
-            assert!(is(0, Some(not_before.clone())), "{not_before}");
-        }
-        for not_before in [json!(NOW + SKEW + 1), json!("soon"), json!([]), json!(1e300), json!(i64::MAX)] {
-            assert!(!is(0, Some(not_before.clone())), "{not_before}");
-        }
-    }
-
-    #[test]
-    fn a_token_of_another_program_is_none() {
-        assert!(check_party(None, "web").is_ok() && check_party(Some("web"), "web").is_ok());
-        for party in ["other", "", "Web", "web "] {
-            assert!(check_party(Some(party), "web").is_err(), "{party}");
-        }
-    }
+fn url(text: &str) -> Result<Url, OpenIdError> {
+    Url::parse(text).map_err(|_| OpenIdError::Url(text.to_owned()))
 }

@@ -13,7 +13,6 @@ use axum::{
     routing::{get, post},
 };
 use k8s_openapi::{ByteString, jiff::Timestamp};
-use openidconnect::url::Url;
 use ring::{
     hmac,
     rand::SystemRandom,
@@ -22,6 +21,7 @@ use ring::{
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use url::Url;
 
 /// The name and the password of the web interface there.
 pub const CLIENT: &str = "vm web";

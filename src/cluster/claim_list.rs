@@ -102,7 +102,7 @@ impl Cluster {
         };
         let unseen = names.iter().find(|name| is_unseen(name));
         if let Some(claim) = unseen {
-            debug!(claim, "the claim exists, but the watch has not reported it yet: no other is made");
+            debug!(claim, "the claim was not observed");
             // The claim may be deleted meanwhile, and then the watch has nothing to report.
             self.claim_lists.forget(&namespace);
         }

@@ -13,7 +13,7 @@
 //! What is presumed is asked in this order, before the first write. What a step depends on when the steps before are done (what its Pod mounts may
 //! be made by them) is checked by whoever executes it.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use super::{Action, DeleteReason, Plan};
 use crate::{
@@ -76,17 +76,22 @@ pub enum Part {
     Everything,
 }
 
-impl fmt::Display for Fact {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AgentsTurn => "the VM's agent may be replaced now",
-            Self::SourcesAllowed { .. } => "the cloud-init data may be used",
-            Self::RestartPossible => "the guest would start again",
-            Self::VmCurrent => "the API server has the VM as it is here",
-            Self::ReportsCurrent => "the manager has seen all that runners have reported",
-            Self::ClaimsStay(_) => "no claim goes with the Pod",
-            Self::ClaimsAbsent(_) => "the watch has reported all claims",
-        })
+impl Fact {
+    /// What is logged if it is not true.
+    pub fn refutation(&self) -> &'static str {
+        match self {
+            Self::AgentsTurn => "other agents are replaced now: the agent keeps its image until its turn comes",
+            Self::SourcesAllowed { .. } => "the cloud-init data can't be used",
+            Self::RestartPossible => "the guest would not start again: it stays up",
+            Self::VmCurrent => {
+                "the API server has another version of the VM, or none: it adopts nothing, is not started, and the Pod is kept"
+            }
+            Self::ReportsCurrent => {
+                "a runner has reported what the manager has not seen yet: the VM is not started, and the Pod is kept"
+            }
+            Self::ClaimsStay(_) => "a claim is being deleted that would go with its Pod: the Pod is kept",
+            Self::ClaimsAbsent(_) => "a claim exists, but the watch has not reported it yet: no other is made",
+        }
     }
 }
 

@@ -32,10 +32,12 @@ impl Reconciler {
             }
             let error = match self.holds(turn, view, &fact).await {
                 Ok(true) => continue,
-                Ok(false) => None,
+                Ok(false) => {
+                    debug!("{}", fact.refutation());
+                    None
+                }
                 Err(error) => Some(error),
             };
-            debug!(?otherwise, "not true, or not known: {fact}");
             match otherwise {
                 Otherwise::Wait(pause) => return error.map_or(Ok(Verdict::Wait(pause)), Err),
                 Otherwise::LeaveOut(part) => {

@@ -400,9 +400,17 @@ impl State {
             };
             new.library.put(set, used);
         }
-        // A set that is deleted while VMs use it stays in force as long as the manager runs.
-        let old = self.in_force.clone();
-        let gone = old.library.all().filter_map(|(name, set)| Some((name?, set)));
+        actions.extend(self.sets_gone(&mut new, compiled, users));
+        self.looked = now;
+        self.in_force = Arc::new(new);
+        actions.push(Action::UseSets(self.in_force.clone()));
+        actions
+    }
+
+    /// A set that is deleted while VMs use it stays in force as long as the manager runs.
+    fn sets_gone(&self, new: &mut InForce, compiled: &Library, users: &BTreeMap<String, usize>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let gone = self.in_force.library.all().filter_map(|(name, set)| Some((name?, set)));
         for (name, set) in gone.filter(|(name, _)| compiled.all().all(|(compiled, _)| compiled != Some(*name))) {
             let Some(users) = users.get(name).filter(|users| **users > 0) else {
                 actions.push(Action::SetGone(name.to_owned()));
@@ -412,12 +420,9 @@ impl State {
                 &format!("sets/{name}"),
                 format!("the set is gone, but {users} VMs use it; the manager keeps it until it ends"),
             );
-            actions.extend(self.refuse(&mut new, Some(name.to_owned()), Refused { error, vm: None }));
+            actions.extend(self.refuse(new, Some(name.to_owned()), Refused { error, vm: None }));
             new.library.put(Some(name), set.clone());
         }
-        self.looked = now;
-        self.in_force = Arc::new(new);
-        actions.push(Action::UseSets(self.in_force.clone()));
         actions
     }
 

@@ -5,19 +5,13 @@ use super::*;
 /// The fact and what happens without it, in words.
 fn presumed(vm: &VirtualMachine, observed: &Observed) -> Vec<String> {
     let plan = plan(vm, observed, Some(&rendered(vm, observed)));
-    let words = plan.preconditions.iter().map(|Precondition { fact, otherwise }| match (fact, otherwise) {
-        (Fact::ClaimsStay(claims) | Fact::ClaimsAbsent(claims), otherwise) => {
-            format!("{fact} ({}): {otherwise:?}", claims.join(", "))
-        }
-        (fact, otherwise) => format!("{fact}: {otherwise:?}"),
-    });
+    let words = plan.preconditions.iter().map(|Precondition { fact, otherwise }| format!("{fact:?}: {otherwise:?}"));
     words.collect()
 }
 
-const SOURCES: &str = "the cloud-init data may be used: LeaveOut(Everything)";
-const VM: &str = "the API server has the VM as it is here: Wait(None)";
-const REPORTS: &str = "the manager has seen all that runners have reported: Wait(None)";
-const CLAIMS: &str = "the watch has reported all claims";
+const SOURCES: &str = "SourcesAllowed { is_restart: false }: LeaveOut(Everything)";
+const VM: &str = "VmCurrent: Wait(None)";
+const REPORTS: &str = "ReportsCurrent: Wait(None)";
 
 /// A VM about which the manager has written something.
 fn known(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
@@ -52,12 +46,12 @@ fn a_plan_presumes_what_it_depends_on_and_a_vm_at_rest_nothing() {
     );
     let absent = |vm: &VirtualMachine, but: &str| {
         let names: Vec<String> = crate::claims::possible_names(vm).filter(|name| name != but).collect();
-        format!("{CLAIMS} ({}): Wait(Some(1s))", names.join(", "))
+        format!("ClaimsAbsent({names:?}): Wait(Some(1s))")
     };
-    let stay = "no claim goes with the Pod (apple-runner-data, apple-core-disk): Wait(None)";
-    let may_be_used = "the cloud-init data may be used: LeaveOut(Restart)";
-    let starts_again = "the guest would start again: LeaveOut(Restart)";
-    let turn = "the VM's agent may be replaced now: LeaveOut(AgentsImage)";
+    let stay = r#"ClaimsStay(["apple-runner-data", "apple-core-disk"]): Wait(None)"#;
+    let may_be_used = "SourcesAllowed { is_restart: true }: LeaveOut(Restart)";
+    let starts_again = "RestartPossible: LeaveOut(Restart)";
+    let turn = "AgentsTurn: LeaveOut(AgentsImage)";
     for (what, vm, observed, expected) in [
         ("at rest", &known(|_| ()), &running, vec![]),
         ("to be down", &stopped(), &running, vec![]),

@@ -24,6 +24,8 @@ pub(super) struct View {
     /// The VM with what its runner has reported in its status. Everything is decided by it; what is written is compared with the VM itself.
     pub vm: Arc<VirtualMachine>,
     pub observed: Observed,
+    /// Whether all Pods were known when the objects were read: only then one that was not read does not exist.
+    pub knows_pods: bool,
     pub rendered: Result<Vec<Rendered>, TemplateError>,
     /// Why the VM keeps a former version of its templates.
     pub kept_back: Option<TemplateError>,
@@ -55,12 +57,13 @@ impl Reconciler {
         children.look_for(vec![report_kind()], true).await;
         let view = loop {
             let complete = children.complete();
+            let knows_pods = children.knows(&pods());
             let observed = children.observe(&turn.stored, Timestamp::now());
             let vm = folded(&turn.stored, &observed);
             let Rendering { rendered, kept_back } = turn.inputs.render(&self.renderer, &vm, &observed).await?;
             let Ok(objects) = &rendered else {
                 let unknown = kinds::from_status(&vm, &[]).into_iter().map(UnknownKind::from).collect();
-                break View { vm, observed, rendered, kept_back, unwatched: None, unknown };
+                break View { vm, observed, knows_pods, rendered, kept_back, unwatched: None, unknown };
             };
             let unwatched = children.watch(kinds::needed(objects)).await.err();
             if let Some(error) = unwatched.as_ref().filter(|_| !children.knows(&pods())) {
@@ -69,7 +72,7 @@ impl Reconciler {
             let unknown = self.watch_former_kinds(&vm, objects, &turn.inputs).await;
             // If a list has completed meanwhile, also of another reconcile, its last objects were not read.
             if children.complete() == complete {
-                break View { vm, observed, rendered, kept_back, unwatched, unknown };
+                break View { vm, observed, knows_pods, rendered, kept_back, unwatched, unknown };
             }
         };
         let observed = self.with_others(&view.vm, view.observed, view.rendered.as_deref().ok()).await;

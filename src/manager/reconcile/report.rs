@@ -21,7 +21,7 @@ use crate::{
     cluster::{ActionError, Executed, StatusWritten, watch::WatchError},
     explain::{Facts, surroundings::Look},
     manager::surroundings::Unread,
-    object::{is_workload, pods, reports as report_kind},
+    object::{is_workload, reports as report_kind},
     observed::{NodeState, Object, Observed},
     ownership::{has_fields_of_runner, status_differs, trim},
     plan::{Plan, guests},
@@ -90,7 +90,7 @@ impl Reconciler {
         }
         // A report is left only if its Pod is known not to exist.
         let children = &self.cluster.children;
-        if children.knows(&report_kind()) && children.knows(&pods()) && !status_differs(stored, &wanted) {
+        if children.knows(&report_kind()) && view.knows_pods && !status_differs(stored, &wanted) {
             self.take_over(stored, observed).await?;
         }
         Ok(look.into_iter().chain(at_rest.map(|(_, again)| again)).min())

@@ -48,7 +48,7 @@ use vm_operator::{
         guest_agent,
         logging::Logging,
         login::{LoginPort, LoginState},
-        qmp::{Qmp, QueryBlock, QuerySpice},
+        qmp::{Balloon, Command, Port, Qmp, Status, Viewers},
         report::{Observation, Report, StatusBefore, Target},
         runtime_dir::RuntimeDir,
         state::{MachineState, Orders, PasswordEnd, Phase, StartedWith},
@@ -204,11 +204,15 @@ async fn qmp_case(mutator: &mut Mutator, folders: &Folders) -> bool {
         let vm = &configuration().config.vm;
         used += u32::from(match mutator.random.u32(..6) {
             0 => qmp.cpu_slots().await.is_ok(),
-            1 => qmp.execute(QueryBlock {}).await.map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm))).is_ok(),
-            2 => qmp.execute(QuerySpice {}).await.is_ok(),
-            3 => qmp.execute(qapi::qmp::query_status {}).await.is_ok(),
-            4 => qmp.execute(qapi::qmp::query_balloon {}).await.is_ok(),
-            _ => qmp.execute(qapi::qmp::query_chardev {}).await.is_ok(),
+            1 => qmp
+                .execute(&Command::QueryBlock)
+                .await
+                .map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm)))
+                .is_ok(),
+            2 => qmp.query::<Viewers>(&Command::QuerySpice).await.is_ok(),
+            3 => qmp.query::<Status>(&Command::QueryStatus).await.is_ok(),
+            4 => qmp.query::<Balloon>(&Command::QueryBalloon).await.is_ok(),
+            _ => qmp.query::<Vec<Port>>(&Command::QueryChardev).await.is_ok(),
         });
         while let Ok(Ok(_)) = timeout(Duration::from_millis(500), qmp.event()).await {}
     }

@@ -8,7 +8,6 @@ mod events;
 
 use std::{io, path::PathBuf, time::Duration};
 
-use qapi::qmp;
 use serde_json::Value;
 use tokio::{
     sync::watch,
@@ -31,7 +30,7 @@ use super::{
     logging::Logging,
     login::{LoginPort, LoginState},
     panics::Panic,
-    qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewers},
+    qmp::{Balloon, Command, Error as QmpError, Event, GuestState, Port, Qmp, Status, Viewers},
     relay::RelayState,
     report::{self, Observation, Report},
     runtime_dir::RuntimeDir,
@@ -422,10 +421,10 @@ impl Agent {
 
     /// Continues a guest that has not run yet.
     async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        let state = session.monitor.execute(qmp::query_status {}).await?;
-        let mut guest = GuestState::from(state);
+        let status: Status = session.monitor.query(&Command::QueryStatus).await?;
+        let mut guest = GuestState::from(status);
         if guest == GuestState::NotStarted {
-            session.monitor.execute(qmp::cont {}).await?;
+            session.monitor.execute(&Command::Cont).await?;
             info!("the guest runs");
             guest = GuestState::Executes;
         }
@@ -435,7 +434,7 @@ impl Agent {
     /// Finds out why the guest is stopped. A guest that a disk has stopped counts as one that runs: nobody wanted to pause it.
     async fn find_stop(&mut self, session: &mut Session, guest: GuestState) -> Result<(), QmpError> {
         if guest == GuestState::StoppedByDisk {
-            let blocks = session.monitor.execute(QueryBlock {}).await?;
+            let blocks = session.monitor.execute(&Command::QueryBlock).await?;
             let machine = self.observation.machine.as_ref();
             let started = machine.and_then(|machine| machine.started_with.as_ref()).map(|started| &started.vm);
             let vm = started.unwrap_or(&self.options.configuration.config.vm);
@@ -451,13 +450,13 @@ impl Agent {
     }
 
     async fn process_stop(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        let state = session.monitor.execute(qmp::query_status {}).await?;
-        self.find_stop(session, state.into()).await
+        let status: Status = session.monitor.query(&Command::QueryStatus).await?;
+        self.find_stop(session, status.into()).await
     }
 
     /// Finds out which agents in the guest have opened their ports.
     async fn find_guest_agents(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        let ports = session.monitor.execute(qmp::query_chardev {}).await?;
+        let ports: Vec<Port> = session.monitor.query(&Command::QueryChardev).await?;
         let is_open = |name: &str| ports.iter().any(|port| port.label == name && port.frontend_open);
         if is_open(GUEST_AGENT_PORT) {
             self.ask_guest_agent(session);
@@ -470,8 +469,8 @@ impl Agent {
 
     async fn find_viewers(&mut self, session: &mut Session) {
         let viewers = match self.options.configuration.config.vm.display.protocol() {
-            Some("vnc") => session.monitor.execute(QueryVnc {}).await,
-            Some(_) => session.monitor.execute(QuerySpice {}).await,
+            Some("vnc") => session.monitor.query(&Command::QueryVnc).await,
+            Some(_) => session.monitor.query(&Command::QuerySpice).await,
             None => Ok(Viewers::default()),
         };
         match viewers {
@@ -669,9 +668,9 @@ impl Agent {
     async fn query_hardware(&mut self, session: &mut Session) -> Result<(), QmpError> {
         session.actual.slots = session.monitor.cpu_slots().await?;
         self.observation.cpus = u32::try_from(present(&session.actual.slots)).unwrap_or(u32::MAX);
-        session.actual.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
-        self.observation.ram = match session.monitor.execute(qmp::query_balloon {}).await {
-            Ok(balloon) => u64::try_from(balloon.actual).unwrap_or_default(),
+        session.actual.cds = cd_drives(&session.monitor.execute(&Command::QueryBlock).await?);
+        self.observation.ram = match session.monitor.query(&Command::QueryBalloon).await {
+            Ok(Balloon { actual }) => actual,
             // A custom QEMU template may have no balloon. The guest has all memory then.
             Err(QmpError::Refused { .. }) => {
                 let started = self.observation.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
@@ -686,7 +685,7 @@ impl Agent {
 /// Ends QEMU, because a person has asked for a forced stop.
 async fn quit(session: &mut Session) {
     warn!("a forced stop was requested; ending QEMU without waiting for the guest");
-    if let Err(error) = session.monitor.execute(qmp::quit {}).await {
+    if let Err(error) = session.monitor.execute(&Command::Quit).await {
         debug!(%error, "QEMU's monitor");
     }
 }

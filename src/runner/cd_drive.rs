@@ -1,12 +1,11 @@
 //! The steps in which QEMU changes the CD in a drive of the running VM.
 
-use qapi::{Command, qmp};
 use tracing::debug;
 
 use super::{
     cd::Medium,
     device::DeviceId,
-    qmp::{BlockdevAdd, Error as QmpError, Qmp},
+    qmp::{Command, Error as QmpError, Qmp},
 };
 use crate::runner_config::digest;
 
@@ -23,7 +22,7 @@ pub async fn insert(
     let node = node_name(drive, medium);
     // One that an agent has opened and not inserted.
     close_image(monitor, node.clone()).await;
-    monitor.execute(BlockdevAdd(medium.node(&node))).await?;
+    monitor.execute(&Command::BlockdevAdd(medium.node(&node))).await?;
     if let Err(error) = exchange(monitor, drive, &node).await {
         close_image(monitor, node).await;
         return Err(error);
@@ -40,43 +39,36 @@ pub async fn insert(
 /// If QEMU refuses a step.
 pub async fn eject(monitor: &mut Qmp, drive: DeviceId, former: String) -> Result<(), QmpError> {
     take_out(monitor, drive).await?;
-    monitor.execute(close_tray(drive)).await?;
+    monitor.execute(&Command::BlockdevCloseTray { id: drive }).await?;
     close_image(monitor, former).await;
     Ok(())
 }
 
 /// Whether a step failed because the guest has locked the tray.
 pub fn is_locked(error: &QmpError) -> bool {
-    let steps = [qmp::blockdev_open_tray::NAME, qmp::blockdev_remove_medium::NAME];
-    matches!(error, QmpError::Refused { command, .. } if steps.contains(command))
+    let steps = ["blockdev-open-tray", "blockdev-remove-medium"];
+    matches!(error, QmpError::Refused { command, .. } if steps.contains(&command.as_str()))
 }
 
 async fn exchange(monitor: &mut Qmp, drive: DeviceId, node: &str) -> Result<(), QmpError> {
     take_out(monitor, drive).await?;
-    monitor.execute(qmp::blockdev_insert_medium { id: drive.to_string(), node_name: node.to_owned() }).await?;
-    monitor.execute(close_tray(drive)).await?;
+    monitor.execute(&Command::BlockdevInsertMedium { id: drive, node_name: node.to_owned() }).await?;
+    monitor.execute(&Command::BlockdevCloseTray { id: drive }).await?;
     Ok(())
 }
 
 /// Opens the tray and takes out what is in it. If the guest has locked the tray, QEMU asks the guest to open it, and refuses
 /// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-open-tray>).
-#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
 async fn take_out(monitor: &mut Qmp, drive: DeviceId) -> Result<(), QmpError> {
-    let tray = qmp::blockdev_open_tray { id: Some(drive.to_string()), device: None, force: Some(false) };
-    monitor.execute(tray).await?;
-    monitor.execute(qmp::blockdev_remove_medium { id: drive.to_string() }).await?;
+    monitor.execute(&Command::BlockdevOpenTray { id: drive, force: false }).await?;
+    monitor.execute(&Command::BlockdevRemoveMedium { id: drive }).await?;
     Ok(())
-}
-
-#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
-fn close_tray(drive: DeviceId) -> qmp::blockdev_close_tray {
-    qmp::blockdev_close_tray { id: Some(drive.to_string()), device: None }
 }
 
 /// Closes an image that is in no drive any more.
 async fn close_image(monitor: &mut Qmp, node: String) {
     let name = node.clone();
-    if let Err(error) = monitor.execute(qmp::blockdev_del { node_name: node }).await {
+    if let Err(error) = monitor.execute(&Command::BlockdevDel { node_name: node }).await {
         debug!(node = name, %error, "cannot close an image");
     }
 }

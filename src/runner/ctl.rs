@@ -15,11 +15,13 @@ use std::{
 };
 
 use clap::Subcommand;
-use qapi::qmp;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use super::{monitor::Monitor, qmp::Error as QmpError, stats};
+use super::{
+    monitor::Monitor,
+    qmp::{Command, Error as QmpError, Key, Status},
+    stats,
+};
 use crate::api::stats::GuestStats;
 
 /// What is asked.
@@ -78,12 +80,12 @@ pub enum Reply {
 /// Carries out a task. `picture` is the file for a picture, which does not exist yet.
 pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> Reply {
     let done = match task {
-        Task::Status => monitor.execute(qmp::query_status {}).await.map(|status| Reply::Status(words(&status))),
-        Task::Pause => monitor.execute(qmp::stop {}).await.map(|_| Reply::Done),
-        Task::Resume => monitor.execute(qmp::cont {}).await.map(|_| Reply::Done),
-        Task::Reset => monitor.execute(qmp::system_reset {}).await.map(|_| Reply::Done),
+        Task::Status => monitor.query(&Command::QueryStatus).await.map(|Status { status, .. }| Reply::Status(status)),
+        Task::Pause => monitor.execute(&Command::Stop).await.map(|_| Reply::Done),
+        Task::Resume => monitor.execute(&Command::Cont).await.map(|_| Reply::Done),
+        Task::Reset => monitor.execute(&Command::SystemReset).await.map(|_| Reply::Done),
         Task::SendKey { keys } => match key_codes(keys) {
-            Ok(keys) => monitor.execute(qmp::send_key { hold_time: None, keys }).await.map(|_| Reply::Done),
+            Ok(keys) => monitor.execute(&Command::SendKey { keys }).await.map(|_| Reply::Done),
             Err(refusal) => return Reply::Refused(refusal),
         },
         Task::Stats { .. } => stats::sample(monitor).await.map(Reply::Stats),
@@ -95,20 +97,15 @@ pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> 
 
 async fn screenshot(monitor: &mut Monitor, file: PathBuf) -> Result<Reply, QmpError> {
     let filename = file.to_string_lossy().into_owned();
-    let format = Some(qmp::ImageFormat::png);
-    monitor.execute(qmp::screendump { filename, format, device: None, head: None }).await?;
+    monitor.execute(&Command::Screendump { filename, format: "png" }).await?;
     Ok(Reply::Picture(file))
 }
 
-fn words(status: &qmp::StatusInfo) -> String {
-    json!(status.status).as_str().unwrap_or_default().to_owned()
-}
-
 /// The keys of a text such as `ctrl-alt-delete`.
-fn key_codes(text: &str) -> Result<Vec<qmp::KeyValue>, String> {
+fn key_codes(text: &str) -> Result<Vec<Key>, String> {
     let key = |name: &str| {
-        let value = json!({ "type": "qcode", "data": name });
-        serde_json::from_value(value).map_err(|_| {
+        let is_known = KEYS.split_whitespace().any(|key| key == name);
+        is_known.then(|| Key::QCode(name.to_owned())).ok_or_else(|| {
             format!(
                 "QEMU has no key {name:?}; write for example ctrl-alt-delete, ctrl-alt-f2, shift-a, ret, spc or minus"
             )
@@ -116,6 +113,16 @@ fn key_codes(text: &str) -> Result<Vec<qmp::KeyValue>, String> {
     };
     text.split('-').map(key).collect()
 }
+
+/// The names of QEMU's keys (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#enum-QMP-ui.QKeyCode>).
+const KEYS: &str = "
+    unmapped shift shift_r alt alt_r ctrl ctrl_r menu esc 1 2 3 4 5 6 7 8 9 0 minus equal backspace tab q w e r t y u i o p bracket_left
+    bracket_right ret a s d f g h j k l semicolon apostrophe grave_accent backslash z x c v b n m comma dot slash asterisk spc caps_lock f1 f2
+    f3 f4 f5 f6 f7 f8 f9 f10 num_lock scroll_lock kp_divide kp_multiply kp_subtract kp_add kp_enter kp_decimal sysrq kp_0 kp_1 kp_2 kp_3 kp_4
+    kp_5 kp_6 kp_7 kp_8 kp_9 less f11 f12 print home pgup pgdn end left up down right insert delete stop again props undo front copy open paste
+    find cut lf help meta_l meta_r compose pause ro hiragana henkan yen muhenkan katakanahiragana kp_comma kp_equals power sleep wake audionext
+    audioprev audiostop audioplay audiomute volumeup volumedown mediaselect mail calculator computer ac_home ac_back ac_forward ac_refresh
+    ac_bookmarks lang1 lang2 f13 f14 f15 f16 f17 f18 f19 f20 f21 f22 f23 f24";
 
 /// Takes the picture of an answer to where it is wanted.
 ///
@@ -134,10 +141,7 @@ mod tests {
 
     #[test]
     fn keys_have_qemus_names() {
-        let names = |text: &str| {
-            let keys = key_codes(text)?;
-            Ok(keys.iter().map(|key| json!(key)["data"].as_str().unwrap().to_owned()).collect::<Vec<_>>())
-        };
+        let names = |text: &str| Ok(key_codes(text)?.into_iter().map(|Key::QCode(name)| name).collect::<Vec<_>>());
         assert_eq!(names("ctrl-alt-delete"), Ok(vec!["ctrl".into(), "alt".into(), "delete".into()]));
         assert_eq!(names("a"), Ok(vec!["a".into()]));
         for wrong in ["", "ctrl-", "ctrl+alt", "-", "no such key"] {

@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use qapi::qmp;
-
 use super::{
     cd_drive,
     changes::{Actual, Change, DisplayPassword},
     device::DeviceId,
     guest_agent,
-    qmp::{Error as QmpError, ExpirePassword, Qmp, SetPassword},
+    qmp::{Command, Error as QmpError, Qmp, Secret},
 };
 
 /// Carries out a change, and notes in `actual` what cannot be asked of QEMU. `guest_agent` is the socket of the guest agent's port.
@@ -25,16 +23,17 @@ pub async fn carry_out(
     match change {
         Change::Plug { id, slot } => monitor.plug(id, slot).await?,
         Change::Unplug { id } => {
-            monitor.execute(qmp::device_del { id }).await?;
+            monitor.execute(&Command::DeviceDel { id }).await?;
         }
         Change::Balloon(bytes) => {
-            monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
+            monitor.execute(&Command::Balloon { value: bytes }).await?;
             actual.ram = Some(bytes);
         }
         Change::Password(DisplayPassword { protocol, password }) => {
-            monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
+            let secret = Secret(password.secret.clone());
+            monitor.execute(&Command::SetPassword { protocol, password: secret }).await?;
             // This order is necessary: `set_password` removes the expiry.
-            monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
+            monitor.execute(&Command::ExpirePassword { protocol, time: password.expiry.clone() }).await?;
             actual.password = Some(password);
         }
         Change::Insert { slot, drive: _, medium, former } => {
@@ -44,17 +43,17 @@ pub async fn carry_out(
             cd_drive::eject(monitor, DeviceId::Cd(slot), former).await?;
         }
         Change::Pause => {
-            monitor.execute(qmp::stop {}).await?;
+            monitor.execute(&Command::Stop).await?;
         }
         Change::GoOn => {
-            monitor.execute(qmp::cont {}).await?;
+            monitor.execute(&Command::Cont).await?;
         }
         Change::Reset(_) => {
-            monitor.execute(qmp::system_reset {}).await?;
+            monitor.execute(&Command::SystemReset).await?;
         }
         Change::Reboot(_) => guest_agent::reboot(guest_agent)
             .await
-            .map_err(|error| QmpError::Refused { command: "guest-shutdown", reason: error.to_string() })?,
+            .map_err(|error| QmpError::Refused { command: "guest-shutdown".into(), reason: error.to_string() })?,
     }
     Ok(())
 }

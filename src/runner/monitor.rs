@@ -6,14 +6,15 @@ use std::{
     time::Duration,
 };
 
-use qapi::{Command, qmp};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 use tracing::{debug, warn};
 
-use super::qmp::{Error, Event, GuestState, Qmp};
+use super::qmp::{Command, Error, Event, GuestState, Qmp, Status, read};
 use crate::process::ErrorChain;
 
 /// The time until the first attempt to connect again. It doubles up to [`LONGEST_PAUSE`].
@@ -95,11 +96,19 @@ impl Monitor {
     ///
     /// # Errors
     /// As [`Qmp::execute`]; also while there is no connection.
-    pub async fn execute<C: Command>(&mut self, command: C) -> Result<C::Ok, Error> {
+    pub async fn execute(&mut self, command: &Command) -> Result<Value, Error> {
         match &mut self.link {
             Link::Up { monitor, .. } => monitor.execute(command).await,
             Link::Down(_) => Err(Error::Closed),
         }
+    }
+
+    /// As [`Monitor::execute`], with the answer as the command's documentation names it.
+    ///
+    /// # Errors
+    /// As [`Qmp::query`]; also while there is no connection.
+    pub async fn query<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Error> {
+        read(command, self.execute(command).await?)
     }
 
     /// The events that QEMU has sent before its end.
@@ -141,13 +150,13 @@ async fn renew(socket: &Path, mut pause: Duration) -> Renewed {
 
 async fn connect(socket: &Path) -> Result<(Qmp, GuestState), Error> {
     let mut monitor = Qmp::connect(socket).await?;
-    let state = monitor.execute(qmp::query_status {}).await?;
-    Ok((monitor, GuestState::from(state)))
+    let status: Status = monitor.query(&Command::QueryStatus).await?;
+    Ok((monitor, status.into()))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
     use tokio::net::UnixListener;
 
     use super::*;
@@ -186,7 +195,7 @@ mod tests {
         let mut monitor = Monitor::new(Qmp::connect(&socket).await.unwrap(), socket);
         assert_eq!(monitor.news().await, News::Back(GuestState::StoppedByDisk));
         assert_eq!(monitor.news().await, News::Event(Event::Powerdown));
-        monitor.execute(qmp::system_powerdown {}).await.unwrap();
+        monitor.execute(&Command::SystemPowerdown).await.unwrap();
         assert_eq!(qemu.await.unwrap(), "system_powerdown");
     }
 }

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use qapi::qmp;
 use tokio::{
     net::UnixStream,
     process::Child,
@@ -25,7 +24,7 @@ use super::{
     monitor::{Monitor, News},
     panics::{Reaction, Reactions},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
-    qmp::{Error as QmpError, Event, Qmp},
+    qmp::{Command, Error as QmpError, Event, Qmp},
     runtime_dir::RuntimeDir,
     stall::Stall,
     state::{EndReason, Helper},
@@ -236,28 +235,28 @@ impl Qemu {
         match action {
             QemuAction::Continue => {
                 warn!("no agent has continued the guest; continuing it without one");
-                monitor.execute(qmp::cont {}).await?;
+                monitor.execute(&Command::Cont).await?;
             }
             QemuAction::TryAgain => {
-                monitor.execute(qmp::cont {}).await?;
+                monitor.execute(&Command::Cont).await?;
             }
             QemuAction::Reset => {
                 warn!("the guest has panicked; resetting it");
-                monitor.execute(qmp::system_reset {}).await?;
-                monitor.execute(qmp::cont {}).await?;
+                monitor.execute(&Command::SystemReset).await?;
+                monitor.execute(&Command::Cont).await?;
             }
             QemuAction::Powerdown => {
-                monitor.execute(qmp::system_powerdown {}).await?;
+                monitor.execute(&Command::SystemPowerdown).await?;
             }
             QemuAction::WakeAndPowerdown => {
                 warn!("the guest is stopped; continuing it, so that it hears the power button");
-                let continued = monitor.execute(qmp::cont {}).await;
+                let continued = monitor.execute(&Command::Cont).await;
                 // QEMU keeps the press until the guest runs.
-                monitor.execute(qmp::system_powerdown {}).await?;
+                monitor.execute(&Command::SystemPowerdown).await?;
                 continued?;
             }
             QemuAction::Quit => {
-                monitor.execute(qmp::quit {}).await?;
+                monitor.execute(&Command::Quit).await?;
             }
             QemuAction::Kill => self.child.start_kill()?,
         }
@@ -288,7 +287,7 @@ async fn asked(control: &mut Option<Control>) -> Asked {
 
 /// Whether a helper has ended before QEMU. If it has ended because QEMU ends, QEMU does not answer any more.
 async fn is_missed(error: &Error, monitor: &mut Monitor) -> bool {
-    let is_missed = monitor.execute(qmp::query_status {}).await.is_ok();
+    let is_missed = monitor.execute(&Command::QueryStatus).await.is_ok();
     if is_missed {
         error!(%error, "a program that QEMU needs has ended; the guest continues without it until its next start");
     }

@@ -1,18 +1,14 @@
 //! A connection to QEMU's monitor, with the protocol QMP (<https://www.qemu.org/docs/master/interop/qmp-spec.html>).
 //!
-//! The types of most commands come from the crate `qapi`. Its stream is not used, because it fails at the first event or enum
-//! value that is newer than the crate. Here an unknown event is [`Event::Other`].
+//! [`Command`] has the commands that the runner sends, and the other types what it reads of the answers. QEMU may be newer than the runner, so
+//! whatever else it says is left alone: an unknown event is [`Event::Other`].
 
-use std::{collections::VecDeque, io, path::Path, time::Duration};
+use std::{collections::VecDeque, fmt, io, path::Path, time::Duration};
 
-use qapi::{
-    Command,
-    qmp::{self, qmp_capabilities},
-};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use super::lines::JsonLines;
+use super::{device::DeviceId, lines::JsonLines};
 
 /// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,7 +35,7 @@ pub enum Error {
     #[error("QEMU refused {command}: {reason}")]
     Refused {
         /// The command's name.
-        command: &'static str,
+        command: String,
         /// QEMU's message.
         reason: String,
     },
@@ -47,7 +43,7 @@ pub enum Error {
     #[error("QEMU's answer to {command} has an unexpected form")]
     Answer {
         /// The command's name.
-        command: &'static str,
+        command: String,
         /// What differs.
         source: serde_json::Error,
     },
@@ -55,7 +51,7 @@ pub enum Error {
     #[error("QEMU did not answer {command} within {} s", ANSWER_TIMEOUT.as_secs())]
     Timeout {
         /// The command's name.
-        command: &'static str,
+        command: String,
     },
 }
 
@@ -191,42 +187,204 @@ fn is_unix<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D:
     String::deserialize(deserializer).map(|family| family == "unix")
 }
 
-/// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. The crate's
-/// type has a variant for each protocol, and its type for `expire_password` cannot be serialized at all.
-#[derive(Debug, Serialize)]
-pub struct SetPassword<'a> {
-    /// `spice` or `vnc`.
-    pub protocol: &'a str,
-    /// The password.
-    pub password: &'a str,
+/// A command, as data. Names and arguments are those of <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html>; an answer is `{}` where
+/// nothing else is said.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "execute", content = "arguments", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum Command {
+    /// Changes the size of the balloon so that the guest has this memory.
+    Balloon {
+        /// In bytes.
+        value: u64,
+    },
+    /// Opens an image.
+    BlockdevAdd(Value),
+    /// Closes the tray of a drive.
+    BlockdevCloseTray {
+        /// The drive's device.
+        id: DeviceId,
+    },
+    /// Closes an image that nothing uses.
+    BlockdevDel {
+        /// The image's node.
+        node_name: String,
+    },
+    /// Puts an image into a drive that is open and empty.
+    BlockdevInsertMedium {
+        /// The drive's device.
+        id: DeviceId,
+        /// The image's node.
+        node_name: String,
+    },
+    /// Opens the tray of a drive. If the guest has locked it, QEMU asks the guest to open it, and refuses.
+    BlockdevOpenTray {
+        /// The drive's device.
+        id: DeviceId,
+        /// Whether a locked tray is opened too.
+        force: bool,
+    },
+    /// Takes out what is in a drive that is open.
+    BlockdevRemoveMedium {
+        /// The drive's device.
+        id: DeviceId,
+    },
+    /// Lets the guest execute.
+    Cont,
+    /// Plugs a device.
+    #[serde(rename = "device_add")]
+    DeviceAdd {
+        /// Its type.
+        driver: String,
+        /// Its name.
+        id: String,
+        /// What else it has.
+        #[serde(flatten)]
+        properties: Map<String, Value>,
+    },
+    /// Asks the guest to release a device. [`Event::DeviceDeleted`] follows when it has.
+    #[serde(rename = "device_del")]
+    DeviceDel {
+        /// The device's name.
+        id: String,
+    },
+    /// Sets until when the password of a display is valid.
+    #[serde(rename = "expire_password")]
+    ExpirePassword {
+        /// `spice` or `vnc`.
+        protocol: &'static str,
+        /// `now`, `never`, `+SECONDS` or Unix time.
+        time: String,
+    },
+    /// Reads a property. The answer is its value.
+    QomGet {
+        /// The object.
+        path: &'static str,
+        /// The property's name.
+        property: &'static str,
+    },
+    /// Sets a property.
+    QomSet {
+        /// The object.
+        path: &'static str,
+        /// The property's name.
+        property: &'static str,
+        /// Its value.
+        value: Value,
+    },
+    /// Begins the conversation.
+    #[serde(rename = "qmp_capabilities")]
+    QmpCapabilities,
+    /// The answer is a [`Balloon`].
+    QueryBalloon,
+    /// The drives, with what is in them. What is read of the answer has a function of its own each.
+    QueryBlock,
+    /// The answer is a list of [`BlockStats`].
+    QueryBlockstats,
+    /// The answer is a list of [`Port`].
+    QueryChardev,
+    /// The answer is a list of [`CpuThread`].
+    QueryCpusFast,
+    /// The answer is a list of [`CpuSlot`]. QEMU refuses it if the machine type has a fixed number of CPUs.
+    QueryHotpluggableCpus,
+    /// The answer is [`Viewers`].
+    QuerySpice,
+    /// The answer is a [`Status`].
+    QueryStatus,
+    /// The answer is [`Viewers`].
+    QueryVnc,
+    /// Ends QEMU.
+    Quit,
+    /// Writes a picture of the screen.
+    Screendump {
+        /// The file.
+        filename: String,
+        /// `png`.
+        format: &'static str,
+    },
+    /// Presses keys at once.
+    SendKey {
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// Sets the password of a display, which is valid for ever then.
+    #[serde(rename = "set_password")]
+    SetPassword {
+        /// `spice` or `vnc`.
+        protocol: &'static str,
+        /// The password.
+        password: Secret,
+    },
+    /// Stops the guest.
+    Stop,
+    /// Presses the power button.
+    #[serde(rename = "system_powerdown")]
+    SystemPowerdown,
+    /// Presses the reset button.
+    #[serde(rename = "system_reset")]
+    SystemReset,
 }
 
-/// `expire_password`.
-#[derive(Debug, Serialize)]
-pub struct ExpirePassword<'a> {
-    /// `spice` or `vnc`.
-    pub protocol: &'a str,
-    /// `now`, `never`, `+SECONDS` or Unix time.
-    pub time: &'a str,
+impl Command {
+    /// Its name.
+    pub fn name(&self) -> String {
+        json!(self)["execute"].as_str().unwrap_or_default().to_owned()
+    }
 }
 
-/// `query-block`. The answer stays JSON, because the crate's type rejects values that are newer than the crate.
-#[derive(Debug, Serialize)]
-pub struct QueryBlock {}
+/// A text that no log may have.
+#[derive(Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
 
-/// `query-spice`. Only the viewers in the answer are used.
-#[derive(Debug, Serialize)]
-pub struct QuerySpice {}
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("...")
+    }
+}
 
-/// `query-vnc`. Only the viewers in the answer are used.
-#[derive(Debug, Serialize)]
-pub struct QueryVnc {}
+/// A key of the keyboard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "lowercase")]
+pub enum Key {
+    /// By its name (`QKeyCode`).
+    QCode(String),
+}
 
-/// `query-blockstats`. Only some counters are used; the crate's type wants those of the newest QEMU.
-#[derive(Debug, Serialize)]
-pub struct QueryBlockstats {}
+/// What QEMU says of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Status {
+    /// Whether the guest's CPUs run.
+    pub running: bool,
+    /// The state in QEMU's words (`RunState`).
+    pub status: String,
+}
 
-/// A disk in the answer of [`QueryBlockstats`].
+/// The size of the balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Balloon {
+    /// The memory that the guest has, in bytes.
+    pub actual: u64,
+}
+
+/// A character device: a port between QEMU and the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Port {
+    /// Its name.
+    pub label: String,
+    /// Whether a program in the guest has opened it.
+    pub frontend_open: bool,
+}
+
+/// A CPU of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CpuThread {
+    /// Its thread. With TCG several CPUs may share one.
+    pub thread_id: i64,
+}
+
+/// A disk's counters.
 #[derive(Debug, Deserialize)]
 pub struct BlockStats {
     /// Its counters.
@@ -250,32 +408,6 @@ pub struct Viewers {
     pub clients: Vec<Viewer>,
 }
 
-/// `blockdev-add`. The crate's type has a variant with all fields for each driver.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub struct BlockdevAdd(pub Value);
-
-/// Gives the commands of this module their names and the types of their answers.
-macro_rules! commands {
-    ($($command:ty = $name:literal -> $answer:ty;)*) => {
-        $(impl Command for $command {
-            type Ok = $answer;
-            const NAME: &'static str = $name;
-            const ALLOW_OOB: bool = false;
-        })*
-    };
-}
-
-commands! {
-    SetPassword<'_> = "set_password" -> qapi::Empty;
-    ExpirePassword<'_> = "expire_password" -> qapi::Empty;
-    QueryBlock = "query-block" -> Value;
-    QueryBlockstats = "query-blockstats" -> Vec<BlockStats>;
-    QuerySpice = "query-spice" -> Viewers;
-    QueryVnc = "query-vnc" -> Viewers;
-    BlockdevAdd = "blockdev-add" -> qapi::Empty;
-}
-
 /// What the guest does, from an answer of `query-status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestState {
@@ -293,28 +425,39 @@ pub enum GuestState {
     Stopped,
 }
 
-impl From<qmp::StatusInfo> for GuestState {
-    fn from(info: qmp::StatusInfo) -> Self {
-        match info.status {
-            _ if info.running => Self::Executes,
-            qmp::RunState::prelaunch => Self::NotStarted,
-            qmp::RunState::io_error => Self::StoppedByDisk,
-            qmp::RunState::guest_panicked => Self::Panicked,
-            qmp::RunState::watchdog => Self::Hung,
+impl From<Status> for GuestState {
+    fn from(Status { running, status }: Status) -> Self {
+        match status.as_str() {
+            _ if running => Self::Executes,
+            "prelaunch" => Self::NotStarted,
+            "io-error" => Self::StoppedByDisk,
+            "guest-panicked" => Self::Panicked,
+            "watchdog" => Self::Hung,
             _ => Self::Stopped,
         }
     }
 }
 
-/// A slot for a CPU, from the answer of `query-hotpluggable-cpus`.
-#[derive(Clone, Debug, PartialEq)]
+/// A slot for a CPU (`HotpluggableCPU`).
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct CpuSlot {
     /// The CPU's type.
+    #[serde(rename = "type")]
     pub type_: String,
     /// Its position: socket, die, core, thread.
+    #[serde(rename = "props")]
     pub properties: Map<String, Value>,
     /// The CPU in the slot, as a path in QEMU's object tree. `None`: the slot is empty.
+    #[serde(default, rename = "qom-path")]
     pub occupant: Option<String>,
+}
+
+/// A command with the number of its answer.
+#[derive(Serialize)]
+struct Numbered<'a> {
+    #[serde(flatten)]
+    command: &'a Command,
+    id: u64,
 }
 
 /// A connection to a monitor.
@@ -337,12 +480,12 @@ impl Qmp {
         // QEMU sends a greeting when it accepts the connection. It does not accept a second client, which would wait for ever.
         let greeting = tokio::time::timeout(ANSWER_TIMEOUT, lines.receive())
             .await
-            .map_err(|_| Error::Timeout { command: "a connection" })??;
+            .map_err(|_| Error::Timeout { command: "a connection".into() })??;
         if greeting.is_none_or(|greeting| greeting.get("QMP").is_none()) {
             return Err(Error::Closed);
         }
         let mut qmp = Self { lines, events: VecDeque::new(), is_flooded: false, last_id: 0 };
-        qmp.execute(qmp_capabilities { enable: None }).await?;
+        qmp.execute(&Command::QmpCapabilities).await?;
         Ok(qmp)
     }
 
@@ -351,26 +494,34 @@ impl Qmp {
     /// # Errors
     /// If the connection breaks, QEMU refuses the command, or QEMU does not answer in time. After a timeout the connection can still
     /// be used.
-    pub async fn execute<C: Command>(&mut self, command: C) -> Result<C::Ok, Error> {
-        let name = C::NAME;
+    pub async fn execute(&mut self, command: &Command) -> Result<Value, Error> {
         if self.is_flooded {
             return Err(Error::Flood);
         }
         self.last_id += 1;
         let id = self.last_id;
         let exchange = async {
-            self.lines.send(&[], &json!({ "execute": name, "arguments": command, "id": id })).await?;
+            self.lines.send(&[], &Numbered { command, id }).await?;
             loop {
                 let message = self.lines.receive().await?.ok_or(Error::Closed)?;
                 // An answer with another number belongs to an earlier command that has timed out.
                 if message.get("event").is_some() {
                     self.keep(event(message))?;
                 } else if message.get("id").and_then(Value::as_u64) == Some(id) {
-                    return answer::<C>(message);
+                    return answer(command, message);
                 }
             }
         };
-        tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.unwrap_or(Err(Error::Timeout { command: name }))
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
+        answer.unwrap_or_else(|_| Err(Error::Timeout { command: command.name() }))
+    }
+
+    /// As [`Qmp::execute`], with the answer as the command's documentation names it.
+    ///
+    /// # Errors
+    /// As for [`Qmp::execute`], and if the answer has another form.
+    pub async fn query<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Error> {
+        read(command, self.execute(command).await?)
     }
 
     /// Returns the slots for CPUs. The list is empty if the machine type has a fixed number of CPUs.
@@ -378,19 +529,10 @@ impl Qmp {
     /// # Errors
     /// If the connection breaks, or QEMU does not answer in time.
     pub async fn cpu_slots(&mut self) -> Result<Vec<CpuSlot>, Error> {
-        let slots = match self.execute(qmp::query_hotpluggable_cpus {}).await {
-            Err(Error::Refused { .. }) => Vec::new(),
-            slots => slots?,
-        };
-        let slot = |slot: qmp::HotpluggableCPU| CpuSlot {
-            properties: match serde_json::to_value(&slot.props) {
-                Ok(Value::Object(properties)) => properties,
-                _ => Map::new(),
-            },
-            type_: slot.type_,
-            occupant: slot.qom_path,
-        };
-        Ok(slots.into_iter().map(slot).collect())
+        match self.query(&Command::QueryHotpluggableCpus).await {
+            Err(Error::Refused { .. }) => Ok(Vec::new()),
+            slots => slots,
+        }
     }
 
     /// Plugs a CPU with the name `id` into a slot.
@@ -398,8 +540,8 @@ impl Qmp {
     /// # Errors
     /// As for [`Qmp::execute`].
     pub async fn plug(&mut self, id: String, slot: CpuSlot) -> Result<(), Error> {
-        let (bus, driver) = (None, slot.type_);
-        self.execute(qmp::device_add { driver, id: Some(id), bus, arguments: slot.properties }).await.map(|_| ())
+        let CpuSlot { type_: driver, properties, occupant: _ } = slot;
+        self.execute(&Command::DeviceAdd { driver, id, properties }).await.map(drop)
     }
 
     /// Returns the next event. Cancel safe: no event is lost if the future is dropped.
@@ -439,12 +581,20 @@ fn event(message: Value) -> Event {
     serde_json::from_value(message).unwrap_or(Event::Other)
 }
 
-fn answer<C: Command>(mut message: Value) -> Result<C::Ok, Error> {
+fn answer(command: &Command, mut message: Value) -> Result<Value, Error> {
     if let Some(error) = message.get("error") {
         let reason = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
-        return Err(Error::Refused { command: C::NAME, reason });
+        return Err(Error::Refused { command: command.name(), reason });
     }
-    serde_json::from_value(message["return"].take()).map_err(|source| Error::Answer { command: C::NAME, source })
+    Ok(message["return"].take())
+}
+
+/// Reads the answer to a command.
+///
+/// # Errors
+/// If it has another form than the command's documentation says.
+pub fn read<T: DeserializeOwned>(command: &Command, answer: Value) -> Result<T, Error> {
+    serde_json::from_value(answer).map_err(|source| Error::Answer { command: command.name(), source })
 }
 
 #[cfg(test)]
@@ -465,7 +615,7 @@ mod tests {
             )),
             Event::Shutdown { guest: true, reason: "guest-shutdown".into() }
         );
-        // The crate `qapi` does not know this reason.
+        // A QEMU that is newer than the runner may have other reasons.
         assert_eq!(
             parse(&format!(r#"{{"event": "SHUTDOWN", {time}, "data": {{"guest": false, "reason": "new"}}}}"#)),
             Event::Shutdown { guest: false, reason: "new".into() }
@@ -526,12 +676,12 @@ mod tests {
             while lines.send(&[], &json!({ "event": "RESUME" })).await.is_ok() {}
         });
         let mut qmp = Qmp::connect(&socket).await.unwrap();
-        assert!(matches!(qmp.execute(qmp::query_status {}).await, Err(Error::Flood)));
+        assert!(matches!(qmp.execute(&Command::QueryStatus).await, Err(Error::Flood)));
         for _ in 0..MOST_EVENTS {
             assert_eq!(qmp.event().await.unwrap(), Event::Resume);
         }
         assert!(matches!(qmp.event().await, Err(Error::Flood)));
-        assert!(matches!(qmp.execute(qmp::query_status {}).await, Err(Error::Flood)));
+        assert!(matches!(qmp.execute(&Command::QueryStatus).await, Err(Error::Flood)));
         drop(qmp);
         qemu.await.unwrap();
     }
@@ -539,7 +689,32 @@ mod tests {
     #[test]
     fn a_refusal_contains_the_message_of_qemu() {
         let message = json!({ "error": { "class": "GenericError", "desc": "CPU hotplug is off" }, "id": 1 });
-        let error = answer::<qapi::qmp::cont>(message).unwrap_err();
+        let error = answer(&Command::Cont, message).unwrap_err();
         assert_eq!(error.to_string(), "QEMU refused cont: CPU hotplug is off");
+    }
+
+    #[test]
+    fn a_command_has_the_form_that_qemu_documents() {
+        let sent = |command: Command| json!(Numbered { command: &command, id: 7 });
+        assert_eq!(sent(Command::QueryStatus), json!({ "execute": "query-status", "id": 7 }));
+        let password = Command::SetPassword { protocol: "vnc", password: Secret("s3cret".into()) };
+        assert!(!format!("{password:?}").contains("s3cret"));
+        let arguments = json!({ "protocol": "vnc", "password": "s3cret" });
+        assert_eq!(sent(password), json!({ "execute": "set_password", "arguments": arguments, "id": 7 }));
+        let keys = Command::SendKey { keys: vec![Key::QCode("ret".into())] };
+        let arguments = json!({ "keys": [{ "type": "qcode", "data": "ret" }] });
+        assert_eq!(sent(keys), json!({ "execute": "send-key", "arguments": arguments, "id": 7 }));
+        let image = json!({ "driver": "raw" });
+        let opened = json!({ "execute": "blockdev-add", "arguments": image, "id": 7 });
+        assert_eq!(sent(Command::BlockdevAdd(image)), opened);
+        let inserted = Command::BlockdevInsertMedium { id: DeviceId::Cd(1), node_name: "n".into() };
+        assert_eq!(json!(inserted)["arguments"], json!({ "id": "cd1", "node-name": "n" }));
+        let slot =
+            json!({ "type": "max-x86_64-cpu", "props": { "core-id": 1, "from-the-future": 2 }, "vcpus-count": 1 });
+        let CpuSlot { type_, properties, occupant } = serde_json::from_value(slot).unwrap();
+        assert_eq!(occupant, None);
+        let plug = Command::DeviceAdd { driver: type_, id: "vmop-cpu-1".into(), properties };
+        let arguments = json!({ "driver": "max-x86_64-cpu", "id": "vmop-cpu-1", "core-id": 1, "from-the-future": 2 });
+        assert_eq!(json!(plug), json!({ "execute": "device_add", "arguments": arguments }));
     }
 }

@@ -15,11 +15,13 @@
 
 use std::{fs, time::Duration};
 
-use qapi::qmp;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::warn;
 
-use super::{monitor::Monitor, qmp::Error as QmpError};
+use super::{
+    monitor::Monitor,
+    qmp::{Command, Error as QmpError},
+};
 
 /// The pause between two looks.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -53,7 +55,7 @@ impl Stall {
 
     /// Looks, and returns whether QEMU stands still for ever.
     pub async fn look(&mut self, monitor: &mut Monitor) -> bool {
-        let is_silent = matches!(monitor.execute(qmp::query_status {}).await, Err(QmpError::Timeout { .. }));
+        let is_silent = matches!(monitor.execute(&Command::QueryStatus).await, Err(QmpError::Timeout { .. }));
         let runs = if is_silent { main_loop_runs(self.pid) } else { None };
         if is_silent {
             warn!(pid = self.pid, is_still = runs.is_some(), "QEMU does not answer");

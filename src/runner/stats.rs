@@ -6,12 +6,11 @@
 
 use std::{collections::BTreeSet, fs};
 
-use qapi::qmp::{self, CpuInfoFast};
 use serde_json::{Value, json};
 
 use super::{
     monitor::Monitor,
-    qmp::{Error as QmpError, QueryBlockstats},
+    qmp::{Balloon, BlockStats, Command, CpuThread, Error as QmpError},
 };
 use crate::api::stats::GuestStats;
 
@@ -25,15 +24,14 @@ const BALLOON: &str = "/machine/peripheral/balloon";
 /// # Errors
 /// If QEMU does not answer.
 pub async fn sample(monitor: &mut Monitor) -> Result<GuestStats, QmpError> {
-    let cpus = monitor.execute(qmp::query_cpus_fast {}).await?;
-    let threads: BTreeSet<i64> = cpus.iter().filter_map(thread).collect();
-    let disks = monitor.execute(QueryBlockstats {}).await?;
-    let bytes = |count: i64| u64::try_from(count).unwrap_or_default();
+    let cpus: Vec<CpuThread> = monitor.query(&Command::QueryCpusFast).await?;
+    let threads: BTreeSet<i64> = cpus.iter().map(|cpu| cpu.thread_id).collect();
+    let disks: Vec<BlockStats> = monitor.query(&Command::QueryBlockstats).await?;
     // A custom QEMU template may have no balloon, or another one.
-    let ram = monitor.execute(qmp::query_balloon {}).await.ok().map(|balloon| bytes(balloon.actual));
+    let ram = monitor.query(&Command::QueryBalloon).await.ok().map(|Balloon { actual }| actual);
     let _ = poll(monitor, POLL).await;
-    let of_guest = qmp::qom_get { path: BALLOON.into(), property: "guest-stats".into() };
-    let of_guest = monitor.execute(of_guest).await.map(|stats| json!(stats)).unwrap_or_default();
+    let of_guest = Command::QomGet { path: BALLOON, property: "guest-stats" };
+    let of_guest = monitor.execute(&of_guest).await.unwrap_or_default();
     let first = threads.first().copied();
     let [network_received, network_sent] =
         fs::read_to_string("/proc/net/dev").map(|text| network(&text)).unwrap_or_default();
@@ -60,16 +58,8 @@ pub async fn stop(monitor: &mut Monitor) -> Result<(), QmpError> {
 }
 
 async fn poll(monitor: &mut Monitor, seconds: i64) -> Result<(), QmpError> {
-    let property = "guest-stats-polling-interval".into();
-    monitor.execute(qmp::qom_set { path: BALLOON.into(), property, value: json!(seconds) }).await.map(drop)
-}
-
-/// The thread of a CPU. With TCG several CPUs may share one.
-fn thread(cpu: &CpuInfoFast) -> Option<i64> {
-    match cpu {
-        CpuInfoFast::x86_64(cpu) | CpuInfoFast::i386(cpu) => Some(cpu.thread_id),
-        _ => None,
-    }
+    let property = "guest-stats-polling-interval";
+    monitor.execute(&Command::QomSet { path: BALLOON, property, value: json!(seconds) }).await.map(drop)
 }
 
 fn now() -> u64 {

@@ -1,11 +1,15 @@
 //! What the agent does when QEMU reports something.
 
-use qapi::qmp;
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::{Agent, DISK_IS_MENDED, GUEST_AGENT_PORT, LOGIN_AGENT_PORT};
-use crate::runner::{changes::Change, login::LoginState, qmp::Event, session::Session};
+use crate::runner::{
+    changes::Change,
+    login::LoginState,
+    qmp::{Command, Event},
+    session::Session,
+};
 
 impl Agent {
     /// Takes up what QEMU reports.
@@ -36,7 +40,7 @@ impl Agent {
                 self.forget_clock(session);
                 // It is not paused because somebody wants that.
                 if self.observation.panic.is_some() && !session.actual.orders.paused {
-                    let _ = session.monitor.execute(qmp::cont {}).await;
+                    let _ = session.monitor.execute(&Command::Cont).await;
                 }
                 self.note_boot(session).await;
             }

@@ -64,7 +64,7 @@ fn the_runner_and_vmctl_have_no_server_and_no_controller() {
         }
     };
     lacks("runner", &["axum ", "kube-runtime ", "kube-cel ", "cel ", "rcgen ", "clap_complete "]);
-    lacks("vmctl", &["axum ", "kube-cel ", "cel ", "rcgen ", "clap_complete ", "qapi ", "jsonschema "]);
+    lacks("vmctl", &["axum ", "kube-cel ", "cel ", "rcgen ", "clap_complete ", "jsonschema "]);
 }
 
 /// What somebody sees of the manager's metrics: the table in the documentation, the dashboard, the alerts.

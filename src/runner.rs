@@ -41,7 +41,10 @@
 //! | `runtime_dir` | `files` | the paths of sockets and files in the runtime directory |
 //! | `state` | `cloud_init` `config` `files` `runtime_dir` | the files that the roles write for each other |
 //! | `lines` | | connections that carry lines |
-//! | `qmp` | `lines` | QEMU's monitor |
+//! | `device` | | what QEMU calls the guest's devices |
+//! | `go_on` | | what the guest does, and who may let it go on |
+//! | `qmp` | `device` `go_on` `lines` | QEMU's monitor |
+//! | `operation` | `cd` `config` `device` `go_on` `qmp` | what is done with a running QEMU, in which steps |
 //! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
 //! | `devices` | `state` | the devices that do not work |
 //! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
@@ -99,6 +102,8 @@ pub mod devices;
 pub mod figures;
 pub mod files;
 pub mod from_file;
+#[deny(clippy::disallowed_methods)]
+pub mod go_on;
 pub mod guest_agent;
 pub mod halt;
 pub mod hand_over;
@@ -110,6 +115,8 @@ pub mod login;
 pub mod machine;
 pub mod monitor;
 pub mod node_trial;
+#[deny(clippy::disallowed_methods)]
+pub mod operation;
 pub mod panics;
 pub mod pod_network;
 pub mod prepare;

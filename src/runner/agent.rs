@@ -26,11 +26,12 @@ use super::{
     control::MediaQuestion,
     devices::failed_disks,
     files::FileAccessError,
+    go_on::{GuestState, Who, permission},
     guest_agent, live,
     logging::Logging,
     login::{LoginPort, LoginState},
     panics::Panic,
-    qmp::{Balloon, Command, Error as QmpError, Event, GuestState, Port, Qmp, Status, Viewers},
+    qmp::{Balloon, Command, Error as QmpError, Event, Port, Qmp, Status, Viewers},
     relay::RelayState,
     report::{self, Observation, Report},
     runtime_dir::RuntimeDir,
@@ -423,8 +424,8 @@ impl Agent {
     async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
         let status: Status = session.monitor.query(&Command::QueryStatus).await?;
         let mut guest = GuestState::from(status);
-        if guest == GuestState::NotStarted {
-            session.monitor.execute(&Command::Cont).await?;
+        if let Some(permission) = permission(Who::Agent, guest) {
+            session.monitor.execute(&Command::Cont(permission)).await?;
             info!("the guest runs");
             guest = GuestState::Executes;
         }

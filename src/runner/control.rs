@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What the machine role is asked.
+/// What the machine role is asked: the form on the socket.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Request {

@@ -18,13 +18,16 @@ use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    go_on::Who,
     monitor::Monitor,
+    operation::Operation,
     qmp::{Command, Error as QmpError, Key, Status},
     stats,
 };
 use crate::api::stats::GuestStats;
 
-/// What is asked.
+/// What is asked: the command line of `vm-runner ctl`, and its form on the socket, where the two programs may be of different releases. What is
+/// done with the guest is an [`Operation`]; the rest only looks at it or uses its keyboard.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Task {
@@ -81,9 +84,9 @@ pub enum Reply {
 pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> Reply {
     let done = match task {
         Task::Status => monitor.query(&Command::QueryStatus).await.map(|Status { status, .. }| Reply::Status(status)),
-        Task::Pause => monitor.execute(&Command::Stop).await.map(|_| Reply::Done),
-        Task::Resume => monitor.execute(&Command::Cont).await.map(|_| Reply::Done),
-        Task::Reset => monitor.execute(&Command::SystemReset).await.map(|_| Reply::Done),
+        Task::Pause => operate(&Operation::Pause, monitor).await,
+        Task::Resume => operate(&Operation::GoOn(Who::Person), monitor).await,
+        Task::Reset => operate(&Operation::Reset, monitor).await,
         Task::SendKey { keys } => match key_codes(keys) {
             Ok(keys) => monitor.execute(&Command::SendKey { keys }).await.map(|_| Reply::Done),
             Err(refusal) => return Reply::Refused(refusal),
@@ -93,6 +96,12 @@ pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> 
         Task::Screenshot { .. } => screenshot(monitor, picture).await,
     };
     done.unwrap_or_else(|error| Reply::Refused(error.to_string()))
+}
+
+async fn operate(operation: &Operation, monitor: &mut Monitor) -> Result<Reply, QmpError> {
+    let status: Status = monitor.query(&Command::QueryStatus).await?;
+    monitor.carry_out(operation, status.into()).await?;
+    Ok(Reply::Done)
 }
 
 async fn screenshot(monitor: &mut Monitor, file: PathBuf) -> Result<Reply, QmpError> {

@@ -36,6 +36,11 @@ impl Halt {
         self.is_stopped
     }
 
+    /// Whether the guest has executed.
+    pub fn has_run(&self) -> bool {
+        self.resumed.is_some()
+    }
+
     /// When [`Halt::is_due`] must be asked.
     pub fn again_at(&self) -> Option<Instant> {
         self.again_at

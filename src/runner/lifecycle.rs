@@ -1,4 +1,4 @@
-//! The life cycle of a QEMU process as a state machine. The input is an event and the time, the output is what to do. Pure.
+//! The life cycle of a QEMU process as a state machine. The input is an event and the time, the output are the operations to do now. Pure.
 //!
 //! | stage | meaning | next stage |
 //! |---|---|---|
@@ -8,14 +8,16 @@
 //! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
 //!
-//! In Running and PoweringDown the guest may be stopped, see [`super::halt`].
+//! In Running and PoweringDown the guest may be stopped, see [`super::halt`]. Who may let it go on stands in [`super::go_on`].
 //!
 //! QEMU's exit ends the life cycle in each stage; [`Lifecycle::end_reason`] says why.
 
 use std::time::{Duration, Instant};
 
 use super::{
+    go_on::{GuestState, Who},
     halt::Halt,
+    operation::Operation,
     panics::{Panics, Reactions},
     qmp,
     state::EndReason,
@@ -37,7 +39,7 @@ pub enum Input {
     /// QEMU's monitor has sent an event.
     Qemu(qmp::Event),
     /// Events may have been lost; this is what the guest does now.
-    Found(qmp::GuestState),
+    Found(GuestState),
     /// The runner has received SIGTERM.
     Terminate {
         /// The time that the guest has to power down.
@@ -47,25 +49,6 @@ pub enum Input {
     End,
     /// The time of [`Lifecycle::wake_at`] has come.
     Timer,
-}
-
-/// What the runner must do with QEMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QemuAction {
-    /// QMP `cont`.
-    Continue,
-    /// QMP `cont`, because a disk that has stopped the guest may work again.
-    TryAgain,
-    /// QMP `system_reset` and then `cont`, because the guest has panicked.
-    Reset,
-    /// QMP `system_powerdown`.
-    Powerdown,
-    /// QMP `cont` and then `system_powerdown`: a guest that is stopped does not hear the power button.
-    WakeAndPowerdown,
-    /// QMP `quit`.
-    Quit,
-    /// SIGKILL.
-    Kill,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,28 +112,44 @@ impl Lifecycle {
         }
     }
 
+    /// What the guest does.
+    pub fn guest(&self) -> GuestState {
+        if self.panics.has_panicked() {
+            GuestState::Panicked
+        } else if !self.halt.has_run() {
+            GuestState::NotStarted
+        } else if self.halt.again_at().is_some() {
+            GuestState::StoppedByDisk
+        } else if self.halt.is_stopped() {
+            GuestState::Stopped
+        } else {
+            GuestState::Executes
+        }
+    }
+
     /// Processes an input. Returns what the runner must do now.
-    pub fn next(&mut self, input: Input, now: Instant) -> Option<QemuAction> {
+    pub fn next(&mut self, input: Input, now: Instant) -> Vec<Operation> {
         match input {
             Input::Qemu(event) => self.qemu_event(event, now),
             Input::Found(guest) => self.found(guest, now),
             Input::Terminate { timeout } => self.terminate(timeout, now),
-            Input::End => matches!(self.stage, Stage::PoweringDown { .. }).then(|| self.quit(now)),
+            Input::End if matches!(self.stage, Stage::PoweringDown { .. }) => self.quit(now),
+            Input::End => Vec::new(),
             Input::Timer => self.timer(now),
         }
     }
 
-    fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Option<QemuAction> {
+    fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Vec<Operation> {
         self.halt.event(&event, now);
         let ends = self.panics.event(&event, now);
         match self.stage {
             Stage::Running if ends => {
                 self.ends_by_panic = true;
-                return Some(self.quit(now));
+                return self.quit(now);
             }
             // It can't shut down any more.
             Stage::PoweringDown { .. } if self.panics.panic(&event).is_some() => {
-                return Some(self.quit(now));
+                return self.quit(now);
             }
             _ => {}
         }
@@ -184,80 +183,83 @@ impl Lifecycle {
             | qmp::Event::NetdevVhostUserDisconnected { .. }
             | qmp::Event::Other => {}
         }
-        None
+        Vec::new()
     }
 
-    fn found(&mut self, guest: qmp::GuestState, now: Instant) -> Option<QemuAction> {
+    fn found(&mut self, guest: GuestState, now: Instant) -> Vec<Operation> {
         let missed: &[qmp::Event] = match guest {
-            qmp::GuestState::NotStarted => &[],
-            qmp::GuestState::Executes => &[qmp::Event::Resume],
-            qmp::GuestState::StoppedByDisk => {
+            GuestState::NotStarted => &[],
+            GuestState::Executes => &[qmp::Event::Resume],
+            GuestState::StoppedByDisk => {
                 &[qmp::Event::Resume, qmp::Event::BlockIoError { stops: true }, qmp::Event::Stop]
             }
             // A panic that is known is not a new one.
-            qmp::GuestState::Panicked | qmp::GuestState::Hung if self.panics.has_panicked() => &[],
-            qmp::GuestState::Panicked => &[qmp::Event::Resume, qmp::Event::GuestPanicked {}, qmp::Event::Stop],
-            qmp::GuestState::Hung => &[qmp::Event::Resume, qmp::Event::Watchdog {}, qmp::Event::Stop],
-            qmp::GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
+            GuestState::Panicked | GuestState::Hung if self.panics.has_panicked() => &[],
+            GuestState::Panicked => &[qmp::Event::Resume, qmp::Event::GuestPanicked {}, qmp::Event::Stop],
+            GuestState::Hung => &[qmp::Event::Resume, qmp::Event::Watchdog {}, qmp::Event::Stop],
+            GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
         };
         for event in missed {
-            if let Some(action) = self.qemu_event(event.clone(), now) {
-                return Some(action);
+            let operations = self.qemu_event(event.clone(), now);
+            if !operations.is_empty() {
+                return operations;
             }
         }
-        let Stage::PoweringDown { press_at, .. } = &mut self.stage else { return None };
+        let Stage::PoweringDown { press_at, .. } = &mut self.stage else { return Vec::new() };
         // The last press may not have reached QEMU.
         *press_at = now + PRESS_AGAIN;
-        Some(self.press())
+        self.press()
     }
 
-    fn terminate(&mut self, timeout: Duration, now: Instant) -> Option<QemuAction> {
+    fn terminate(&mut self, timeout: Duration, now: Instant) -> Vec<Operation> {
         self.is_stopping = true;
         match self.stage {
             // No operating system runs that could react to the power button.
-            Stage::Paused { .. } => Some(self.quit(now)),
-            Stage::Running if self.panics.has_panicked() => Some(self.quit(now)),
+            Stage::Paused { .. } => self.quit(now),
+            Stage::Running if self.panics.has_panicked() => self.quit(now),
             Stage::Running => {
                 self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
-                Some(self.press())
+                self.press()
             }
-            Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => None,
+            Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => Vec::new(),
         }
     }
 
-    fn timer(&mut self, now: Instant) -> Option<QemuAction> {
+    fn timer(&mut self, now: Instant) -> Vec<Operation> {
         match self.stage {
             Stage::Paused { until } if now >= until => {
                 // The stage changes now and not at the event RESUME; otherwise the next input could continue the guest again.
                 self.stage = Stage::Running;
-                Some(QemuAction::Continue)
+                vec![Operation::GoOn(Who::NoAgent)]
             }
-            Stage::PoweringDown { until, .. } if now >= until => Some(self.quit(now)),
+            Stage::PoweringDown { until, .. } if now >= until => self.quit(now),
             Stage::PoweringDown { since, until, press_at } if now >= press_at => {
                 self.stage = Stage::PoweringDown { since, until, press_at: now + PRESS_AGAIN };
-                Some(self.press())
+                self.press()
             }
-            Stage::Running if self.panics.is_due(now) => Some(QemuAction::Reset),
-            Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
+            Stage::Running if self.panics.is_due(now) => vec![Operation::Reset, Operation::GoOn(Who::Panic)],
+            Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => vec![Operation::GoOn(Who::Disk)],
             Stage::Quitting { until } if now >= until => {
                 self.stage = Stage::Killing;
-                Some(QemuAction::Kill)
+                vec![Operation::Kill]
             }
             Stage::Paused { .. }
             | Stage::Running
             | Stage::PoweringDown { .. }
             | Stage::Quitting { .. }
-            | Stage::Killing => None,
+            | Stage::Killing => Vec::new(),
         }
     }
 
-    fn press(&self) -> QemuAction {
-        if self.halt.is_stopped() { QemuAction::WakeAndPowerdown } else { QemuAction::Powerdown }
+    /// A guest that is stopped does not hear the power button.
+    fn press(&self) -> Vec<Operation> {
+        let wake = self.halt.is_stopped().then_some(Operation::GoOn(Who::Powerdown));
+        wake.into_iter().chain([Operation::Powerdown]).collect()
     }
 
-    fn quit(&mut self, now: Instant) -> QemuAction {
+    fn quit(&mut self, now: Instant) -> Vec<Operation> {
         self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT };
-        QemuAction::Quit
+        vec![Operation::Quit]
     }
 
     /// Why QEMU has ended. `success` says whether its exit code is 0. QEMU's reasons are those of `ShutdownCause` in
@@ -295,34 +297,39 @@ mod tests {
             self.now = self.start + Duration::from_secs(seconds);
             self
         }
-        fn input(&mut self, input: Input) -> Option<QemuAction> {
-            self.lifecycle.next(input, self.now)
+        fn input(&mut self, input: Input) -> Vec<Operation> {
+            let operations = self.lifecycle.next(input, self.now);
+            for operation in &operations {
+                let is_carried_out = !operation.steps(self.lifecycle.guest()).is_empty();
+                assert!(is_carried_out || *operation == Operation::Kill, "{operation:?}");
+            }
+            operations
         }
-        fn event(&mut self, event: qmp::Event) -> Option<QemuAction> {
+        fn event(&mut self, event: qmp::Event) -> Vec<Operation> {
             self.input(Input::Qemu(event))
         }
-        fn terminate(&mut self) -> Option<QemuAction> {
+        fn terminate(&mut self) -> Vec<Operation> {
             self.input(Input::Terminate { timeout: Duration::from_secs(25) })
         }
-        fn timer(&mut self) -> Option<QemuAction> {
+        fn timer(&mut self) -> Vec<Operation> {
             self.input(Input::Timer)
         }
         fn running() -> Self {
             let mut scenario = Self::new();
-            assert_eq!(scenario.event(qmp::Event::Resume), None);
+            assert_eq!(scenario.event(qmp::Event::Resume), []);
             assert_eq!(scenario.lifecycle.wake_at(), None);
             scenario
         }
         fn shutdown(&mut self, guest: bool, reason: &str) {
-            assert_eq!(self.event(qmp::Event::Shutdown { guest, reason: reason.into() }), None);
+            assert_eq!(self.event(qmp::Event::Shutdown { guest, reason: reason.into() }), []);
         }
     }
 
     #[test]
     fn at_sigterm_the_runner_presses_the_power_button() {
         let mut scenario = Scenario::running();
-        assert_eq!(scenario.at(100).terminate(), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.at(101).terminate(), None, "a second SIGTERM changes nothing");
+        assert_eq!(scenario.at(100).terminate(), [Operation::Powerdown]);
+        assert_eq!(scenario.at(101).terminate(), [], "a second SIGTERM changes nothing");
         scenario.at(103).shutdown(true, "guest-shutdown");
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredDown);
     }
@@ -330,13 +337,13 @@ mod tests {
     #[test]
     fn a_guest_that_ignores_the_power_button_is_powered_off() {
         let mut scenario = Scenario::running();
-        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.at(9).timer(), None);
-        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Powerdown), "the guest may have been in its boot loader");
-        assert_eq!(scenario.at(20).timer(), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
-        assert_eq!(scenario.at(26).timer(), None);
-        assert_eq!(scenario.at(28).timer(), Some(QemuAction::Kill));
+        assert_eq!(scenario.at(0).terminate(), [Operation::Powerdown]);
+        assert_eq!(scenario.at(9).timer(), []);
+        assert_eq!(scenario.at(10).timer(), [Operation::Powerdown], "the guest may have been in its boot loader");
+        assert_eq!(scenario.at(20).timer(), [Operation::Powerdown]);
+        assert_eq!(scenario.at(25).timer(), [Operation::Quit]);
+        assert_eq!(scenario.at(26).timer(), []);
+        assert_eq!(scenario.at(28).timer(), [Operation::Kill]);
         assert_eq!(scenario.lifecycle.wake_at(), None);
         assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff);
     }
@@ -345,13 +352,13 @@ mod tests {
     fn the_time_of_a_guest_that_powers_down_can_change() {
         let mut scenario = Scenario::running();
         scenario.lifecycle.set_timeout(Duration::from_secs(1));
-        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(0).terminate(), [Operation::Powerdown]);
         scenario.lifecycle.set_timeout(Duration::from_secs(100));
-        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.at(99).timer(), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.at(100).timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.at(25).timer(), [Operation::Powerdown]);
+        assert_eq!(scenario.at(99).timer(), [Operation::Powerdown]);
+        assert_eq!(scenario.at(100).timer(), [Operation::Quit]);
         scenario.lifecycle.set_timeout(Duration::from_secs(200));
-        assert_eq!(scenario.at(103).timer(), Some(QemuAction::Kill), "it is over");
+        assert_eq!(scenario.at(103).timer(), [Operation::Kill], "it is over");
     }
 
     #[test]
@@ -369,7 +376,7 @@ mod tests {
         scenario.at(0).terminate();
         scenario.at(6).shutdown(false, "host-qmp-quit");
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredOff);
-        assert_eq!(scenario.at(9).timer(), Some(QemuAction::Kill), "QEMU may hang on its storage");
+        assert_eq!(scenario.at(9).timer(), [Operation::Kill], "QEMU may hang on its storage");
         let mut scenario = Scenario::running();
         scenario.at(6).shutdown(false, "host-qmp-quit");
         assert_eq!(
@@ -382,11 +389,11 @@ mod tests {
     #[test]
     fn a_person_can_end_a_guest_that_powers_down_and_no_other() {
         let mut scenario = Scenario::running();
-        assert_eq!(scenario.at(1).input(Input::End), None, "nobody has asked the guest to power down");
-        assert_eq!(scenario.at(2).terminate(), Some(QemuAction::Powerdown), "the request before does not count");
-        assert_eq!(scenario.at(10).input(Input::End), Some(QemuAction::Quit));
-        assert_eq!(scenario.at(11).input(Input::End), None);
-        assert_eq!(scenario.at(13).timer(), Some(QemuAction::Kill));
+        assert_eq!(scenario.at(1).input(Input::End), [], "nobody has asked the guest to power down");
+        assert_eq!(scenario.at(2).terminate(), [Operation::Powerdown], "the request before does not count");
+        assert_eq!(scenario.at(10).input(Input::End), [Operation::Quit]);
+        assert_eq!(scenario.at(11).input(Input::End), []);
+        assert_eq!(scenario.at(13).timer(), [Operation::Kill]);
         assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff);
     }
 
@@ -413,10 +420,10 @@ mod tests {
     #[test]
     fn without_an_agent_the_machine_role_continues_the_guest() {
         let mut scenario = Scenario::new();
-        assert_eq!(scenario.at(9).timer(), None);
-        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Continue));
-        assert_eq!(scenario.at(20).timer(), None, "only once");
-        assert_eq!(scenario.terminate(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(9).timer(), []);
+        assert_eq!(scenario.at(10).timer(), [Operation::GoOn(Who::NoAgent)]);
+        assert_eq!(scenario.at(20).timer(), [], "only once");
+        assert_eq!(scenario.terminate(), [Operation::Powerdown]);
     }
 
     #[test]
@@ -424,9 +431,9 @@ mod tests {
         let mut scenario = Scenario::running();
         scenario.at(20).event(qmp::Event::BlockIoError { stops: true });
         scenario.at(20).event(qmp::Event::Stop);
-        assert_eq!(scenario.at(24).timer(), None);
+        assert_eq!(scenario.at(24).timer(), []);
         assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(25)));
-        assert_eq!(scenario.at(25).timer(), Some(QemuAction::TryAgain));
+        assert_eq!(scenario.at(25).timer(), [Operation::GoOn(Who::Disk)]);
         scenario.event(qmp::Event::Resume);
         assert_eq!(scenario.lifecycle.wake_at(), None);
     }
@@ -435,38 +442,38 @@ mod tests {
     fn a_guest_that_is_stopped_is_continued_so_that_it_hears_the_power_button() {
         let mut scenario = Scenario::running();
         scenario.event(qmp::Event::Stop);
-        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::WakeAndPowerdown));
+        assert_eq!(scenario.at(0).terminate(), [Operation::GoOn(Who::Powerdown), Operation::Powerdown]);
         scenario.event(qmp::Event::Resume);
-        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(10).timer(), [Operation::Powerdown]);
         // A disk is full, and stays so.
         scenario.event(qmp::Event::BlockIoError { stops: true });
         scenario.event(qmp::Event::Stop);
-        assert_eq!(scenario.at(15).timer(), Some(QemuAction::TryAgain));
-        assert_eq!(scenario.at(20).timer(), Some(QemuAction::WakeAndPowerdown));
-        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.at(15).timer(), [Operation::GoOn(Who::Disk)]);
+        assert_eq!(scenario.at(20).timer(), [Operation::GoOn(Who::Powerdown), Operation::Powerdown]);
+        assert_eq!(scenario.at(25).timer(), [Operation::Quit]);
         assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(28)));
     }
 
     #[test]
     fn what_is_found_over_a_new_connection_counts_as_the_events_that_were_missed() {
-        use qmp::GuestState::{Executes, NotStarted, Stopped, StoppedByDisk};
+        use GuestState::{Executes, NotStarted, Stopped, StoppedByDisk};
         let mut scenario = Scenario::new();
-        assert_eq!(scenario.at(1).input(Input::Found(NotStarted)), None);
+        assert_eq!(scenario.at(1).input(Input::Found(NotStarted)), []);
         assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + AGENT_TIMEOUT));
-        assert_eq!(scenario.at(2).input(Input::Found(Executes)), None);
+        assert_eq!(scenario.at(2).input(Input::Found(Executes)), []);
         assert_eq!(scenario.lifecycle.wake_at(), None);
-        assert_eq!(scenario.at(50).input(Input::Found(StoppedByDisk)), None);
-        assert_eq!(scenario.at(60).timer(), Some(QemuAction::TryAgain));
-        assert_eq!(scenario.at(61).input(Input::Found(Stopped)), None);
-        assert_eq!(scenario.at(62).terminate(), Some(QemuAction::WakeAndPowerdown));
-        assert_eq!(scenario.at(63).input(Input::Found(Executes)), Some(QemuAction::Powerdown), "the press may be lost");
+        assert_eq!(scenario.at(50).input(Input::Found(StoppedByDisk)), []);
+        assert_eq!(scenario.at(60).timer(), [Operation::GoOn(Who::Disk)]);
+        assert_eq!(scenario.at(61).input(Input::Found(Stopped)), []);
+        assert_eq!(scenario.at(62).terminate(), [Operation::GoOn(Who::Powerdown), Operation::Powerdown]);
+        assert_eq!(scenario.at(63).input(Input::Found(Executes)), [Operation::Powerdown], "the press may be lost");
     }
 
     #[test]
     fn a_guest_that_has_not_run_is_ended_without_the_power_button() {
         let mut scenario = Scenario::new();
-        assert_eq!(scenario.at(1).terminate(), Some(QemuAction::Quit));
-        assert_eq!(scenario.at(4).timer(), Some(QemuAction::Kill));
+        assert_eq!(scenario.at(1).terminate(), [Operation::Quit]);
+        assert_eq!(scenario.at(4).timer(), [Operation::Kill]);
     }
 
     #[test]
@@ -479,37 +486,37 @@ mod tests {
             (scenario, action)
         };
         let (mut restarts, action) = panicked(OnPanic::Restart, 10);
-        assert_eq!(action, None);
+        assert_eq!(action, []);
         assert_eq!(restarts.lifecycle.wake_at(), Some(restarts.start + Duration::from_secs(15)));
-        assert_eq!(restarts.at(15).timer(), Some(QemuAction::Reset));
+        assert_eq!(restarts.at(15).timer(), [Operation::Reset, Operation::GoOn(Who::Panic)]);
         restarts.event(qmp::Event::Reset { guest: false });
         restarts.event(qmp::Event::Resume);
-        assert_eq!(restarts.at(16).terminate(), Some(QemuAction::Powerdown), "it runs again");
+        assert_eq!(restarts.at(16).terminate(), [Operation::Powerdown], "it runs again");
 
         let (mut stops, action) = panicked(OnPanic::Stop, 10);
-        assert_eq!(action, Some(QemuAction::Quit));
+        assert_eq!(action, [Operation::Quit]);
         stops.shutdown(false, "host-qmp-quit");
         assert_eq!(stops.lifecycle.end_reason(true), EndReason::StoppedAfterPanic);
 
         let (mut kept, action) = panicked(OnPanic::Keep, 10);
-        assert_eq!((action, kept.lifecycle.wake_at()), (None, None));
-        assert_eq!(kept.terminate(), Some(QemuAction::Quit), "nobody hears the power button");
+        assert_eq!((action, kept.lifecycle.wake_at()), (vec![], None));
+        assert_eq!(kept.terminate(), [Operation::Quit], "nobody hears the power button");
         assert_eq!(kept.lifecycle.end_reason(true), EndReason::PoweredOff);
 
         let mut late = Scenario::running();
         late.lifecycle.panics = Panics::new(Reactions::on(OnPanic::Restart));
         late.terminate();
-        assert_eq!(late.event(qmp::Event::GuestPanicked {}), Some(QemuAction::Quit), "it can't shut down any more");
+        assert_eq!(late.event(qmp::Event::GuestPanicked {}), [Operation::Quit], "it can't shut down any more");
 
         let mut missed = Scenario::running();
         missed.lifecycle.panics = Panics::new(Reactions::on(OnPanic::Stop));
-        assert_eq!(missed.input(Input::Found(qmp::GuestState::Hung)), Some(QemuAction::Quit));
+        assert_eq!(missed.input(Input::Found(GuestState::Hung)), [Operation::Quit]);
     }
 
     #[test]
     fn with_a_timeout_of_zero_qemu_is_ended_at_once() {
         let mut scenario = Scenario::running();
-        assert_eq!(scenario.input(Input::Terminate { timeout: Duration::ZERO }), Some(QemuAction::Powerdown));
-        assert_eq!(scenario.timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.input(Input::Terminate { timeout: Duration::ZERO }), [Operation::Powerdown]);
+        assert_eq!(scenario.timer(), [Operation::Quit]);
     }
 }

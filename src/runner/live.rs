@@ -6,8 +6,9 @@ use super::{
     cd_drive,
     changes::{Actual, Change, DisplayPassword},
     device::DeviceId,
+    go_on::{Who, permission},
     guest_agent,
-    qmp::{Command, Error as QmpError, Qmp, Secret},
+    qmp::{Command, Error as QmpError, Qmp, Secret, Status},
 };
 
 /// Carries out a change, and notes in `actual` what cannot be asked of QEMU. `guest_agent` is the socket of the guest agent's port.
@@ -46,7 +47,10 @@ pub async fn carry_out(
             monitor.execute(&Command::Stop).await?;
         }
         Change::GoOn => {
-            monitor.execute(&Command::Cont).await?;
+            let status: Status = monitor.query(&Command::QueryStatus).await?;
+            if let Some(permission) = permission(Who::Spec, status.into()) {
+                monitor.execute(&Command::Cont(permission)).await?;
+            }
         }
         Change::Reset(_) => {
             monitor.execute(&Command::SystemReset).await?;

@@ -14,7 +14,11 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::qmp::{Command, Error, Event, GuestState, Qmp, Status, read};
+use super::{
+    go_on::GuestState,
+    operation::{Operation, Step},
+    qmp::{Command, Error, Event, Qmp, Status, read},
+};
 use crate::process::ErrorChain;
 
 /// The time until the first attempt to connect again. It doubles up to [`LONGEST_PAUSE`].
@@ -109,6 +113,22 @@ impl Monitor {
     /// As [`Qmp::query`]; also while there is no connection.
     pub async fn query<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Error> {
         read(command, self.execute(command).await?)
+    }
+
+    /// Carries out an operation whose steps are commands. `guest` is what the guest does.
+    ///
+    /// # Errors
+    /// If QEMU refuses a step that it must not refuse, or as [`Monitor::execute`].
+    pub async fn carry_out(&mut self, operation: &Operation, guest: GuestState) -> Result<(), Error> {
+        for step in operation.steps(guest) {
+            let Some(command) = step.command() else { continue };
+            match (self.execute(command).await, &step) {
+                (Ok(_), _) => {}
+                (Err(error), Step::May(_)) => debug!(%error, "QEMU's monitor"),
+                (Err(error), _) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// The events that QEMU has sent before its end.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::qmp::{Event, GuestState};
+use super::{go_on::GuestState, qmp::Event};
 use crate::{
     api::{OnPanic, WatchdogAction},
     runner_config::VmSection,

@@ -20,8 +20,10 @@ use super::{
     console,
     control::{Asked, Control},
     ctl::{self, Task},
-    lifecycle::{Input, Lifecycle, QemuAction},
+    go_on::{GuestState, Who},
+    lifecycle::{Input, Lifecycle},
     monitor::{Monitor, News},
+    operation::Operation,
     panics::{Reaction, Reactions},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Command, Error as QmpError, Event, Qmp},
@@ -213,10 +215,12 @@ impl Qemu {
             {
                 lifecycle.set_timeout(timeout);
             }
-            if let Some(action) = lifecycle.next(input, Instant::now())
-                && let Err(error) = self.carry_out(action, &mut monitor).await
-            {
-                warn!(%error, ?action, "QEMU has not carried out the action");
+            for operation in lifecycle.next(input, Instant::now()) {
+                if let Err(error) = self.carry_out(&operation, lifecycle.guest(), &mut monitor).await {
+                    warn!(%error, action = ?operation, "QEMU has not carried out the action");
+                    // What comes after it would do harm without it.
+                    break;
+                }
             }
         };
         for event in monitor.last_events().await {
@@ -225,42 +229,30 @@ impl Qemu {
         Ok(End { reason: lifecycle.end_reason(status.success()), status })
     }
 
-    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Monitor) -> Result<(), QmpError> {
+    async fn carry_out(
+        &mut self,
+        operation: &Operation,
+        guest: GuestState,
+        monitor: &mut Monitor,
+    ) -> Result<(), QmpError> {
         // A disk may be full for days.
-        if action == QemuAction::TryAgain {
-            debug!(?action, "next step of the VM's life cycle");
+        if *operation == Operation::GoOn(Who::Disk) {
+            debug!(action = ?operation, "next step of the VM's life cycle");
         } else {
-            info!(?action, "next step of the VM's life cycle");
+            info!(action = ?operation, "next step of the VM's life cycle");
         }
-        match action {
-            QemuAction::Continue => {
-                warn!("no agent has continued the guest; continuing it without one");
-                monitor.execute(&Command::Cont).await?;
-            }
-            QemuAction::TryAgain => {
-                monitor.execute(&Command::Cont).await?;
-            }
-            QemuAction::Reset => {
-                warn!("the guest has panicked; resetting it");
-                monitor.execute(&Command::SystemReset).await?;
-                monitor.execute(&Command::Cont).await?;
-            }
-            QemuAction::Powerdown => {
-                monitor.execute(&Command::SystemPowerdown).await?;
-            }
-            QemuAction::WakeAndPowerdown => {
+        match operation {
+            Operation::GoOn(Who::NoAgent) => warn!("no agent has continued the guest; continuing it without one"),
+            Operation::GoOn(Who::Powerdown) => {
                 warn!("the guest is stopped; continuing it, so that it hears the power button");
-                let continued = monitor.execute(&Command::Cont).await;
-                // QEMU keeps the press until the guest runs.
-                monitor.execute(&Command::SystemPowerdown).await?;
-                continued?;
             }
-            QemuAction::Quit => {
-                monitor.execute(&Command::Quit).await?;
-            }
-            QemuAction::Kill => self.child.start_kill()?,
+            Operation::Reset => warn!("the guest has panicked; resetting it"),
+            _ => {}
         }
-        Ok(())
+        if *operation == Operation::Kill {
+            self.child.start_kill()?;
+        }
+        monitor.carry_out(operation, guest).await
     }
 
     /// The last lines of QEMU's standard error, after QEMU's end. Waits until they are read and the console is copied to its end.

@@ -8,7 +8,11 @@ use std::{collections::VecDeque, fmt, io, path::Path, time::Duration};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use super::{device::DeviceId, lines::JsonLines};
+use super::{
+    device::DeviceId,
+    go_on::{GuestState, Permission},
+    lines::JsonLines,
+};
 
 /// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -229,7 +233,7 @@ pub enum Command {
         id: DeviceId,
     },
     /// Lets the guest execute.
-    Cont,
+    Cont(Permission),
     /// Plugs a device.
     #[serde(rename = "device_add")]
     DeviceAdd {
@@ -408,23 +412,6 @@ pub struct Viewers {
     pub clients: Vec<Viewer>,
 }
 
-/// What the guest does, from an answer of `query-status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestState {
-    /// It has not run yet.
-    NotStarted,
-    /// It executes.
-    Executes,
-    /// A disk has stopped it.
-    StoppedByDisk,
-    /// It has panicked, and is stopped.
-    Panicked,
-    /// Its watchdog has stopped it.
-    Hung,
-    /// It is stopped otherwise.
-    Stopped,
-}
-
 impl From<Status> for GuestState {
     fn from(Status { running, status }: Status) -> Self {
         match status.as_str() {
@@ -600,6 +587,7 @@ pub fn read<T: DeserializeOwned>(command: &Command, answer: Value) -> Result<T, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runner::go_on::{Who, permission};
 
     #[test]
     fn events_are_parsed_and_unknown_events_are_no_error() {
@@ -689,8 +677,9 @@ mod tests {
     #[test]
     fn a_refusal_contains_the_message_of_qemu() {
         let message = json!({ "error": { "class": "GenericError", "desc": "CPU hotplug is off" }, "id": 1 });
-        let error = answer(&Command::Cont, message).unwrap_err();
-        assert_eq!(error.to_string(), "QEMU refused cont: CPU hotplug is off");
+        let plug = Command::DeviceDel { id: "vmop-cpu-1".into() };
+        let error = answer(&plug, message).unwrap_err();
+        assert_eq!(error.to_string(), "QEMU refused device_del: CPU hotplug is off");
     }
 
     #[test]
@@ -701,6 +690,8 @@ mod tests {
         assert!(!format!("{password:?}").contains("s3cret"));
         let arguments = json!({ "protocol": "vnc", "password": "s3cret" });
         assert_eq!(sent(password), json!({ "execute": "set_password", "arguments": arguments, "id": 7 }));
+        let cont = Command::Cont(permission(Who::Person, GuestState::Stopped).unwrap());
+        assert_eq!(sent(cont), json!({ "execute": "cont", "arguments": {}, "id": 7 }));
         let keys = Command::SendKey { keys: vec![Key::QCode("ret".into())] };
         let arguments = json!({ "keys": [{ "type": "qcode", "data": "ret" }] });
         assert_eq!(sent(keys), json!({ "execute": "send-key", "arguments": arguments, "id": 7 }));

@@ -4,12 +4,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{Agent, DISK_IS_MENDED, GUEST_AGENT_PORT, LOGIN_AGENT_PORT};
-use crate::runner::{
-    changes::Change,
-    login::LoginState,
-    qmp::{Command, Event},
-    session::Session,
-};
+use crate::runner::{changes::Change, login::LoginState, qmp::Event, session::Session};
 
 impl Agent {
     /// Takes up what QEMU reports.
@@ -39,8 +34,11 @@ impl Agent {
                 // A guest that boots reads the hardware's clock.
                 self.forget_clock(session);
                 // It is not paused because somebody wants that.
-                if self.observation.panic.is_some() && !session.actual.orders.paused {
-                    let _ = session.monitor.execute(&Command::Cont).await;
+                if self.observation.panic.is_some()
+                    && !session.actual.orders.paused
+                    && let Err(error) = self.continue_guest(session).await
+                {
+                    debug!(%error, "QEMU's monitor");
                 }
                 self.note_boot(session).await;
             }

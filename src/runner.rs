@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  config.yaml ─▶ config ─▶ prepare ─▶ command ─▶ QEMU ◀─ monitor ─ machine (lifecycle decides)
-//!                   │                              ▲ ◀─── monitor ─ agent (changes decides) ─▶ report ─▶ the VM's status
+//!                   │                              ▲ ◀─── monitor ─ agent (operations decides) ─▶ report ─▶ the VM's status
 //!                   └── changes ───────────────────┘
 //! ```
 //!
@@ -44,21 +44,18 @@
 //! | `device` | | what QEMU calls the guest's devices |
 //! | `go_on` | | what the guest does, and who may let it go on |
 //! | `qmp` | `device` `go_on` `lines` | QEMU's monitor |
+//! | `cd` | | what a CD drive may hold |
 //! | `operation` | `cd` `config` `device` `go_on` `qmp` | what is done with a running QEMU, in which steps |
+//! | `monitor` | `go_on` `operation` `qmp` | a connection to QEMU's monitor that is made again |
 //! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
 //! | `devices` | `state` | the devices that do not work |
-//! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
-//! | `monitor` | `qmp` | a connection to QEMU's monitor that is made again |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
 //! | `terminal` | | the user's terminal |
 //! | `console` | `terminal` | the serial console |
-//! | `cd` | | what a CD drive may hold |
 //! | `stats` | `monitor` `qmp` | the figures of a running guest |
-//! | `ctl` | `monitor` `qmp` `stats` | what a person asks of a running guest |
-//! | `control` | `cd` `config` `ctl` `lines` `runtime_dir` | the socket on which the machine role answers |
-//! | `figures` | `control` `ctl` `runtime_dir` | prints the figures of a running guest, again and again |
+//! | `ctl` | `go_on` `monitor` `operation` `qmp` `stats` | what a person asks of a running guest |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `clock_zone` | | the time of a time zone |
@@ -67,9 +64,11 @@
 //! | `supervisor` | | starts the agent role again when it ends |
 //! | `pod_network` | `command` `files` `programs` `supervisor` | passt in a container of its own |
 //! | `prepare` | `cd` `clock_zone` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
-//! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
-//! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
-//! | `live` | `cd_drive` `changes` `guest_agent` `qmp` | carries out a change in the running QEMU |
+//! | `lifecycle` | `go_on` `halt` `operation` `panics` `qmp` `state` | decides when to continue, power down, and end QEMU |
+//! | `changes` | `cd` `command` `config` `device` `go_on` `operation` `qmp` `state` | compares the configuration with the running VM |
+//! | `control` | `cd` `changes` `config` `ctl` `lines` `runtime_dir` | the socket on which the machine role answers |
+//! | `figures` | `control` `ctl` `runtime_dir` | prints the figures of a running guest, again and again |
+//! | `operations` | `cd` `changes` `device` `devices` `go_on` `operation` `panics` `qmp` `state` | what the agent asks of QEMU, and when |
 //! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `viewers` | | decides who is let in to the consoles, and who controls the screen |
@@ -78,17 +77,17 @@
 //! | `hand_over` | | copies the disk out of a container disk's image |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `stall` | `monitor` `qmp` | finds a QEMU that stands still for ever |
-//! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `stall` `state` | starts and supervises the QEMU process |
+//! | `qemu` | `changes` `console` `control` `ctl` `go_on` `lifecycle` `monitor` `operation` `panics` `programs` `qmp` `runtime_dir` `stall` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `pod_network` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
-//! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
-//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
+//! | `session` | `cd` `control` `login` `operations` `qmp` | the agent's connections to one QEMU process |
+//! | `agent` | `cd` `changes` `config` `control` `files` `go_on` `guest_agent` `logging` `login` `operation` `operations` `qmp` `relay` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
-//! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes`, `report`, `viewers` and `rfb` are pure, and so is `LoginState` in `login`.
+//! `cloud_init` (but for its disk), `command`, `go_on`, `operation`, `halt`, `devices`, `lifecycle`, `changes`, `operations`, `report`, `viewers` and `rfb` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
 pub mod cd;
-pub mod cd_drive;
+#[deny(clippy::disallowed_methods)]
 pub mod changes;
 pub mod clock_zone;
 pub mod cloud_init;
@@ -109,7 +108,6 @@ pub mod halt;
 pub mod hand_over;
 pub mod lifecycle;
 pub mod lines;
-pub mod live;
 pub mod logging;
 pub mod login;
 pub mod machine;
@@ -117,6 +115,8 @@ pub mod monitor;
 pub mod node_trial;
 #[deny(clippy::disallowed_methods)]
 pub mod operation;
+#[deny(clippy::disallowed_methods)]
+pub mod operations;
 pub mod panics;
 pub mod pod_network;
 pub mod prepare;

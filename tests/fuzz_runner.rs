@@ -45,6 +45,7 @@ use vm_operator::{
         control::{self, Asked, Control},
         devices::failed_disks,
         files::write_atomically,
+        go_on::GuestState,
         guest_agent,
         logging::Logging,
         login::{LoginPort, LoginState},
@@ -204,11 +205,7 @@ async fn qmp_case(mutator: &mut Mutator, folders: &Folders) -> bool {
         let vm = &configuration().config.vm;
         used += u32::from(match mutator.random.u32(..6) {
             0 => qmp.cpu_slots().await.is_ok(),
-            1 => qmp
-                .execute(&Command::QueryBlock)
-                .await
-                .map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm)))
-                .is_ok(),
+            1 => qmp.execute(&Command::QueryBlock).await.map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm))).is_ok(),
             2 => qmp.query::<Viewers>(&Command::QuerySpice).await.is_ok(),
             3 => qmp.query::<Status>(&Command::QueryStatus).await.is_ok(),
             4 => qmp.query::<Balloon>(&Command::QueryBalloon).await.is_ok(),
@@ -319,7 +316,7 @@ fn configuration_case(mutator: &mut Mutator, folders: &Folders) -> bool {
     let vm = &configuration.config.vm;
     assert!(vm.current_cpus > 0 && vm.current_cpus <= vm.maximum_cpus);
     let desired = Desired::from(&configuration);
-    changes(&desired, &Actual::default());
+    changes(&desired, &Actual { guest: Some(GuestState::Executes), ..Actual::default() });
     for cd in &desired.cds {
         let _ = cd::check(&cd.text, &cd::folders(&configuration.config.cd_folders));
     }

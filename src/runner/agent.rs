@@ -17,21 +17,17 @@ use tracing::{debug, info, warn};
 
 use super::{
     cd::Answer,
-    cd_drive,
-    changes::{
-        Actual, Change, CpuRule, Desired, Guest, Media, WantedCd, cd_drives, changes, must_ask, pending, present,
-        refused_media, refused_reboot, taken_back,
-    },
+    changes::{CpuRule, Desired, pending},
     config::{self, Configuration},
     control::MediaQuestion,
-    devices::failed_disks,
     files::FileAccessError,
-    go_on::{GuestState, Who, permission},
-    guest_agent, live,
+    go_on::Who,
+    guest_agent,
     logging::Logging,
     login::{LoginPort, LoginState},
-    panics::Panic,
-    qmp::{Balloon, Command, Error as QmpError, Event, Port, Qmp, Status, Viewers},
+    operation::Operation,
+    operations::{self, Action, Failure, Operations},
+    qmp::{Command, Error as QmpError, Event, Port, Qmp, Viewers},
     relay::RelayState,
     report::{self, Observation, Report},
     runtime_dir::RuntimeDir,
@@ -54,12 +50,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an agent that finds a running guest waits for the guest agent's answer before its first report. Without it, each agent that is
 /// started again would report for a moment that the guest has not booted.
 const FIRST_ANSWER: Duration = Duration::from_millis(800);
-
-/// When the agent asks again what a refused CD is.
-const MEDIA_AGAIN: Duration = Duration::from_secs(30);
-
-/// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
-const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -107,15 +97,21 @@ pub struct Agent {
 enum Input {
     Retry,
     FilesChanged(io::Result<()>),
-    Qemu(Result<Event, QmpError>),
+    QuietIsOver,
+    RelayChanged,
+    /// The connection to QEMU is broken.
+    Lost(QmpError),
+    OfSession(SessionInput),
+}
+
+/// What the agent reacts to while it is connected to QEMU.
+enum SessionInput {
+    Event(Event),
+    Timer,
     GuestAnswer(Option<Value>),
     ClockAnswer(io::Result<()>),
     LoginLine(io::Result<String>),
     MediaAnswer(Vec<Answer>),
-    AskAboutMedia,
-    DiskIsMended,
-    QuietIsOver,
-    RelayChanged,
     StopForced,
 }
 
@@ -176,29 +172,28 @@ impl Agent {
             }
             Some(Session {
                 monitor,
+                operations,
                 guest_question,
                 clock_task,
                 media_question,
-                media_again,
                 login,
-                disk_mended_at,
                 forced_stop,
-                ..
+                stopped_at: _,
             }) => {
+                let of_session = Input::OfSession;
                 Some(tokio::select! {
                     biased;
                     // Events come first: the event that the login agent has closed its port must not be processed after the greeting
                     // of the next login agent.
-                    event = monitor.event() => Input::Qemu(event),
+                    event = monitor.event() => event.map_or_else(Input::Lost, |event| of_session(SessionInput::Event(event))),
                     changed = self.follower.changed() => Input::FilesChanged(changed),
-                    answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
-                    set = clock_answer(clock_task) => Input::ClockAnswer(set),
-                    line = login_line(login) => Input::LoginLine(line),
-                    media = media_answer(media_question) => Input::MediaAnswer(media),
-                    () = time_of(*media_again) => Input::AskAboutMedia,
-                    () = time_of(*disk_mended_at) => Input::DiskIsMended,
+                    answer = guest_answer(guest_question) => of_session(SessionInput::GuestAnswer(answer)),
+                    set = clock_answer(clock_task) => of_session(SessionInput::ClockAnswer(set)),
+                    line = login_line(login) => of_session(SessionInput::LoginLine(line)),
+                    media = media_answer(media_question) => of_session(SessionInput::MediaAnswer(media)),
+                    () = time_of(operations.wake_at()) => of_session(SessionInput::Timer),
                     Ok(()) = self.options.relay.changed() => Input::RelayChanged,
-                    () = ended(forced_stop) => Input::StopForced,
+                    () = ended(forced_stop) => of_session(SessionInput::StopForced),
                     () = time_of(self.quiet_until) => Input::QuietIsOver,
                 })
             }
@@ -206,88 +201,73 @@ impl Agent {
     }
 
     async fn process(&mut self, input: Input, session: &mut Option<Session>) -> Result<(), Error> {
-        match input {
-            Input::Retry => self.update_session(session).await,
+        let outcome = match input {
+            Input::Retry => {
+                self.update_session(session).await;
+                Ok(())
+            }
             Input::FilesChanged(changed) => {
                 changed.map_err(Error::Watch)?;
                 let is_new = self.read_configuration();
                 self.update_session(session).await;
-                // Most events are about other files, such as the state that the machine role writes.
-                if is_new && let Some(session) = session {
-                    self.apply(session).await;
-                    self.request_login(session).await;
+                match session {
+                    // Most events are about other files, such as the state that the machine role writes.
+                    Some(session) if is_new => self.configure(session).await,
+                    _ => Ok(()),
                 }
             }
-            Input::Qemu(Ok(event)) => {
-                if let Some(session) = session {
-                    self.process_event(event, session).await;
-                }
-            }
-            Input::Qemu(Err(error)) => {
-                debug!(%error, "QEMU's monitor");
-                *session = None;
+            Input::QuietIsOver => {
                 self.quiet_until = None;
-                self.observation.is_executing = None;
-                self.update_session(session).await;
+                Ok(())
             }
-            Input::GuestAnswer(os_info) => {
-                if let Some(session) = session {
-                    session.guest_question = None;
-                }
+            Input::RelayChanged => {
+                self.take_up_relay();
+                Ok(())
+            }
+            Input::Lost(error) => Err(error),
+            Input::OfSession(input) => match session {
+                Some(session) => self.process_in_session(input, session).await,
+                None => Ok(()),
+            },
+        };
+        if let Err(error) = outcome {
+            debug!(%error, "QEMU's monitor");
+            *session = None;
+            self.quiet_until = None;
+            self.observation.is_executing = None;
+            self.update_session(session).await;
+        }
+        Ok(())
+    }
+
+    async fn process_in_session(&mut self, input: SessionInput, session: &mut Session) -> Result<(), QmpError> {
+        match input {
+            SessionInput::Event(event) => return self.process_event(event, session).await,
+            SessionInput::Timer => return self.operate(operations::Input::Timer, session).await,
+            SessionInput::GuestAnswer(os_info) => {
+                session.guest_question = None;
                 self.quiet_until = None;
                 if os_info.is_some() {
                     info!("the guest agent answers");
                     self.observation.os_info = os_info;
-                    if let Some(session) = session {
-                        // A reboot may have waited for the agent.
-                        self.apply_where(session, Change::waits_for_media).await;
-                        // So may the guest's clock.
-                        self.set_clock(session);
-                    }
+                    // The guest's clock may have waited for the agent, and so may a reboot.
+                    self.set_clock(session);
+                    return self.operate(operations::Input::GuestAgent, session).await;
                 }
             }
-            Input::ClockAnswer(set) => {
-                if let Some(session) = session {
-                    session.clock_task = None;
-                }
+            SessionInput::ClockAnswer(set) => {
+                session.clock_task = None;
                 self.note_clock(set);
             }
-            Input::MediaAnswer(answers) => {
-                if let Some(session) = session
-                    && let Some(question) = session.media_question.take()
-                {
-                    let media = Media { cds: question.cds.clone(), answers };
-                    self.take_up_media(media, session).await;
-                }
+            SessionInput::LoginLine(line) => self.process_login_line(line, session).await,
+            SessionInput::MediaAnswer(answers) => {
+                session.media_question = None;
+                return self.take_up_media(answers, session).await;
             }
-            Input::AskAboutMedia => {
-                if let Some(session) = session {
-                    session.media_again = None;
-                    let cds = session.actual.media.cds.clone();
-                    self.ask_about_cds(cds, session);
-                }
-            }
-            Input::DiskIsMended => {
-                if let Some(session) = session {
-                    session.disk_mended_at = None;
-                }
-                self.observation.devices.clear();
-                if let Some(session) = session {
-                    self.apply_where(session, Change::is_pause).await;
-                }
-            }
-            Input::QuietIsOver => self.quiet_until = None,
-            Input::RelayChanged => self.take_up_relay(),
-            Input::StopForced => {
-                if let Some(session) = session {
-                    session.forced_stop = None;
-                    quit(session).await;
-                }
-            }
-            Input::LoginLine(line) => {
-                if let Some(session) = session {
-                    self.process_login_line(line, session).await;
-                }
+            SessionInput::StopForced => {
+                session.forced_stop = None;
+                warn!("a forced stop was requested; ending QEMU without waiting for the guest");
+                session.monitor.execute(&Command::Quit).await?;
             }
         }
         Ok(())
@@ -378,27 +358,22 @@ impl Agent {
     async fn begin_session(&mut self) -> Result<Session, QmpError> {
         let monitor = Qmp::connect(&self.options.runtime.agent_monitor()).await?;
         let machine = self.observation.machine.as_ref();
-        let orders = machine
-            .map(|machine| Orders::of(&self.options.runtime, machine, &self.options.configuration.config))
-            .unwrap_or_default();
+        let config = &self.options.configuration.config;
+        let orders = machine.map(|machine| Orders::of(&self.options.runtime, machine, config)).unwrap_or_default();
         let cpu_rule = machine.map(CpuRule::of).unwrap_or_default();
-        self.observe_orders(&orders);
+        let started = machine.and_then(|machine| machine.started_with.as_ref());
+        let vm = started.map_or_else(|| config.vm.clone(), |started| started.vm.clone());
         let mut session = Session {
             monitor,
-            actual: Actual { orders, cpu_rule, ..Actual::default() },
+            operations: Operations::new(vm, cpu_rule, orders, self.desired()),
             guest_question: None,
             clock_task: None,
             stopped_at: None,
             media_question: None,
-            waits_for_tray: Vec::new(),
-            media_again: None,
             login: self.connect_login().await,
-            disk_mended_at: None,
             forced_stop: None,
         };
-        self.apply(&mut session).await;
-        self.continue_guest(&mut session).await?;
-        self.apply_where(&mut session, Change::is_pause).await;
+        self.operate(operations::Input::Connected, &mut session).await?;
         self.find_guest_agents(&mut session).await?;
         if session.guest_question.is_some() && self.reports.borrow().is_none() {
             self.quiet_until = Some(Instant::now() + FIRST_ANSWER);
@@ -408,51 +383,25 @@ impl Agent {
         Ok(session)
     }
 
-    fn take_up_relay(&mut self) {
-        self.observation.relay = self.options.relay.borrow_and_update().clone();
+    /// What the configuration says. A time that counts from the moment when the password is set becomes one of the clock.
+    fn desired(&self) -> Desired {
+        let mut desired = Desired::from(&self.options.configuration);
+        if let Some(display) = &mut desired.password {
+            let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
+            display.password.expiry = PasswordEnd::fixed(&self.options.runtime, start, &display.password);
+        }
+        desired
     }
 
-    /// Takes note of what was carried out. Nobody wants to know of reboots in a VM that was never asked for one.
-    fn observe_orders(&mut self, orders: &Orders) {
-        self.observation.reset_counter = Some(orders.counter);
-        let reboots = orders.reboots;
-        let is_known = reboots > 0 || self.options.configuration.config.reboot_counter > 0;
-        self.observation.reboot_counter = is_known.then_some(reboots);
-    }
-
-    /// Continues a guest that has not run yet.
-    async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        let status: Status = session.monitor.query(&Command::QueryStatus).await?;
-        let mut guest = GuestState::from(status);
-        if let Some(permission) = permission(Who::Agent, guest) {
-            session.monitor.execute(&Command::Cont(permission)).await?;
-            info!("the guest runs");
-            guest = GuestState::Executes;
-        }
-        self.find_stop(session, guest).await
-    }
-
-    /// Finds out why the guest is stopped. A guest that a disk has stopped counts as one that runs: nobody wanted to pause it.
-    async fn find_stop(&mut self, session: &mut Session, guest: GuestState) -> Result<(), QmpError> {
-        if guest == GuestState::StoppedByDisk {
-            let blocks = session.monitor.execute(&Command::QueryBlock).await?;
-            let machine = self.observation.machine.as_ref();
-            let started = machine.and_then(|machine| machine.started_with.as_ref()).map(|started| &started.vm);
-            let vm = started.unwrap_or(&self.options.configuration.config.vm);
-            self.observation.devices = failed_disks(&blocks, vm);
-            session.disk_mended_at = None;
-        }
-        if guest != GuestState::Executes {
-            session.stopped_at.get_or_insert_with(Instant::now);
-        }
-        self.observation.is_executing = Some(matches!(guest, GuestState::Executes | GuestState::StoppedByDisk));
-        self.observation.panic = Panic::of(guest);
+    /// Applies the configuration, which has changed.
+    async fn configure(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        self.operate(operations::Input::Configuration(self.desired()), session).await?;
+        self.request_login(session).await;
         Ok(())
     }
 
-    async fn process_stop(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        let status: Status = session.monitor.query(&Command::QueryStatus).await?;
-        self.find_stop(session, status.into()).await
+    fn take_up_relay(&mut self) {
+        self.observation.relay = self.options.relay.borrow_and_update().clone();
     }
 
     /// Finds out which agents in the guest have opened their ports.
@@ -533,160 +482,100 @@ impl Agent {
         session.guest_question = Some(tokio::spawn(async move { guest_agent::os_info(&socket).await }));
     }
 
-    /// Changes QEMU to what the configuration says. If QEMU refuses a change, the agent logs that and continues with the others; it
-    /// tries again when the configuration changes.
-    async fn apply(&mut self, session: &mut Session) {
-        self.apply_where(session, |_| true).await;
+    /// Takes up the answer about the CDs.
+    async fn take_up_media(&mut self, answers: Vec<Answer>, session: &mut Session) -> Result<(), QmpError> {
+        let before = session.operations.refused_media();
+        self.operate(operations::Input::Media(answers), session).await?;
+        let refused = session.operations.refused_media();
+        for reason in refused.iter().filter(|reason| !before.contains(reason)) {
+            warn!(reason, "a CD is not inserted");
+        }
+        Ok(())
     }
 
-    /// Carries out those of the changes that are meant. QEMU was asked for the others already, and it may have refused them.
-    async fn apply_where(&mut self, session: &mut Session, is_meant: fn(&Change) -> bool) {
-        if let Err(error) = self.query_hardware(session).await {
-            // The connection is broken, which the next wait for an event returns too.
-            debug!(%error, "QEMU's monitor");
-            return;
+    /// Hands an input to the operations, and does what they say until they wait for the next one.
+    ///
+    /// # Errors
+    /// If the connection to QEMU is broken.
+    async fn operate(&mut self, input: operations::Input, session: &mut Session) -> Result<(), QmpError> {
+        let mut next = session.operations.next(input, Instant::now());
+        while let Some(action) = next {
+            let answer = self.carry_out(action, session).await?;
+            next = session.operations.next(operations::Input::Answer(answer), Instant::now());
         }
-        let mut desired = Desired::from(&self.options.configuration);
-        if let Some(display) = &mut desired.password {
-            let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
-            display.password.expiry = PasswordEnd::fixed(&self.options.runtime, start, &display.password);
+        self.observe(session);
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, action: Action, session: &mut Session) -> Result<Result<Value, Failure>, QmpError> {
+        Ok(match action {
+            Action::Send(command) => match session.monitor.execute(&command).await {
+                Ok(answer) => Ok(answer),
+                Err(QmpError::Refused { command, reason }) => {
+                    Err(Failure::Refused { what: format!("QEMU refused {command}"), reason })
+                }
+                Err(error @ (QmpError::Timeout { .. } | QmpError::Answer { .. })) => {
+                    Err(Failure::Unanswered(error.to_string()))
+                }
+                Err(error @ (QmpError::Io(_) | QmpError::Closed | QmpError::Flood)) => return Err(error),
+            },
+            Action::AskGuest => {
+                let what = "the guest agent refused guest-shutdown".to_owned();
+                let asked = guest_agent::reboot(&self.options.runtime.guest_agent()).await;
+                asked.map(|()| Value::Null).map_err(|error| Failure::Refused { what, reason: error.to_string() })
+            }
+            Action::AskMedia(cds) => {
+                session.media_question = Some(MediaQuestion::ask(&self.options.runtime, cds));
+                Ok(Value::Null)
+            }
+            Action::Note(orders) => orders.write(&self.options.runtime).map(|()| Value::Null).map_err(|error| {
+                let reason = ErrorChain(&error).to_string();
+                warn!(error = reason, "cannot note what is carried out");
+                Failure::Refused { what: "cannot note it".into(), reason }
+            }),
+            Action::Ended(operation, outcome) => {
+                self.log(&operation, outcome);
+                Ok(Value::Null)
+            }
+        })
+    }
+
+    fn log(&mut self, operation: &Operation, outcome: Result<(), Failure>) {
+        let change = format!("{operation:?}");
+        match outcome {
+            Ok(()) if *operation == Operation::GoOn(Who::Agent) => info!("the guest runs"),
+            Ok(()) => {
+                info!(change, "changed");
+                self.observation.password_changes += u64::from(matches!(operation, Operation::Password(_)));
+            }
+            Err(error) => warn!(change, %error, "not changed"),
         }
-        if must_ask(&desired, &session.actual) {
-            self.ask_about_cds(desired.cds.clone(), session);
-        }
-        session.actual.guest = self.guest(session);
-        self.observation.refused = refused_media(&session.actual);
-        self.observation.refused.extend(refused_reboot(&desired, &session.actual));
-        session.waits_for_tray.clear();
-        if let Some(orders) = taken_back(&desired, &session.actual.orders)
-            && let Err(error) = self.note(orders, session)
-        {
-            warn!(error = %ErrorChain(&error), "cannot note that a count has become smaller");
-        }
-        for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
-            self.apply_change(change, session).await;
-        }
-        let wanted = desired.password.map(|display| display.password);
-        if wanted.is_some() && session.actual.password == wanted {
+    }
+
+    /// Takes note of what is known of QEMU, for the report.
+    fn observe(&mut self, session: &mut Session) {
+        let operations = &session.operations;
+        self.observation.is_executing = operations.executes();
+        self.observation.panic = operations.panic();
+        self.observation.cpus = operations.cpus();
+        self.observation.ram = operations.memory();
+        self.observation.devices = operations.failed_disks().to_vec();
+        self.observation.refused = operations.refused();
+        let Orders { counter, reboots, .. } = *operations.orders();
+        self.observation.reset_counter = Some(counter);
+        // Nobody wants to know of reboots in a VM that was never asked for one.
+        let is_known = reboots > 0 || self.options.configuration.config.reboot_counter > 0;
+        self.observation.reboot_counter = is_known.then_some(reboots);
+        if operations.password_is_set() {
             // As the configuration has it.
             let password = self.options.configuration.password.as_ref();
             self.observation.password_expiry = password.map(|password| password.expiry.clone());
         }
-        if let Err(error) = self.query_hardware(session).await {
-            debug!(%error, "QEMU's monitor");
+        if operations.stands_still() {
+            session.stopped_at.get_or_insert_with(Instant::now);
         }
-    }
-
-    /// What the guest can be asked for now.
-    fn guest(&self, session: &Session) -> Guest {
-        let Observation { is_executing, devices, os_info, .. } = &self.observation;
-        let is_powering_down = session.forced_stop.is_some();
-        Guest {
-            can_pause: is_executing.is_some() && devices.is_empty() && !is_powering_down,
-            executes: *is_executing == Some(true),
-            answers: os_info.is_some(),
-        }
-    }
-
-    /// Asks the machine role what the CDs are, if it is not being asked about the same.
-    fn ask_about_cds(&self, cds: Vec<WantedCd>, session: &mut Session) {
-        if session.media_question.as_ref().is_some_and(|question| question.cds == cds) {
-            return;
-        }
-        session.media_question = Some(MediaQuestion::ask(&self.options.runtime, cds));
-    }
-
-    /// Takes up the answer about the CDs. What is refused now may be there later.
-    async fn take_up_media(&mut self, media: Media, session: &mut Session) {
-        let is_known = session.actual.media == media;
-        session.actual.media = media;
-        let refused = refused_media(&session.actual);
-        session.media_again = (!refused.is_empty()).then(|| Instant::now() + MEDIA_AGAIN);
-        if !is_known {
-            for reason in refused {
-                warn!(reason, "a CD is not inserted");
-            }
-        }
-        self.apply_where(session, Change::waits_for_media).await;
-    }
-
-    async fn apply_change(&mut self, change: Change, session: &mut Session) {
-        let name = format!("{change:?}");
-        let before = session.actual.orders.clone();
-        if let Some(orders) = change.order(&before)
-            && let Err(error) = self.note(orders, session)
-        {
-            warn!(error = %ErrorChain(&error), change = name, "cannot note the change, so it is not carried out");
-            return;
-        }
-        let (is_password, is_pause) = (matches!(change, Change::Password(_)), change.is_pause());
-        let drive = change.drive();
-        let problem = change.problem();
-        match live::carry_out(change, &mut session.monitor, &self.options.runtime.guest_agent(), &mut session.actual)
-            .await
-        {
-            Ok(()) => {
-                info!(change = name, "changed");
-                self.observation.password_changes += u64::from(is_password);
-                // QEMU's event comes later, and the report about this change goes before it.
-                if is_pause && let Err(error) = self.process_stop(session).await {
-                    debug!(%error, "QEMU's monitor");
-                }
-            }
-            Err(error) => {
-                warn!(change = name, error = %ErrorChain(&error), "not changed");
-                if session.actual.orders != before {
-                    let _ = self.note(before, session);
-                }
-                session.waits_for_tray.extend(drive.filter(|_| cd_drive::is_locked(&error)));
-                if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
-                    self.observation.refused.push(format!("{problem}: {reason}"));
-                }
-            }
-        }
-    }
-
-    /// Writes what is carried out, so that no agent repeats it.
-    fn note(&mut self, orders: Orders, session: &mut Session) -> Result<(), FileAccessError> {
-        orders.write(&self.options.runtime)?;
-        self.observe_orders(&orders);
-        session.actual.orders = orders;
-        Ok(())
-    }
-
-    /// The guest boots anew, so a reboot that it could not be asked for is needless.
-    async fn note_boot(&mut self, session: &mut Session) {
-        let reboots = self.options.configuration.config.reboot_counter;
-        if reboots > session.actual.orders.reboots {
-            let orders = Orders { reboots, ..session.actual.orders.clone() };
-            if let Err(error) = self.note(orders, session) {
-                warn!(error = %ErrorChain(&error), "cannot note that the guest has booted anew");
-            }
-            self.apply(session).await;
-        }
-    }
-
-    async fn query_hardware(&mut self, session: &mut Session) -> Result<(), QmpError> {
-        session.actual.slots = session.monitor.cpu_slots().await?;
-        self.observation.cpus = u32::try_from(present(&session.actual.slots)).unwrap_or(u32::MAX);
-        session.actual.cds = cd_drives(&session.monitor.execute(&Command::QueryBlock).await?);
-        self.observation.ram = match session.monitor.query(&Command::QueryBalloon).await {
-            Ok(Balloon { actual }) => actual,
-            // A custom QEMU template may have no balloon. The guest has all memory then.
-            Err(QmpError::Refused { .. }) => {
-                let started = self.observation.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
-                started.map(|started| started.vm.maximum_ram.bytes()).unwrap_or_default()
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(())
     }
 }
 
-/// Ends QEMU, because a person has asked for a forced stop.
-async fn quit(session: &mut Session) {
-    warn!("a forced stop was requested; ending QEMU without waiting for the guest");
-    if let Err(error) = session.monitor.execute(&Command::Quit).await {
-        debug!(%error, "QEMU's monitor");
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,17 @@
-//! Compares the configuration with the running VM. [`changes`] returns what the agent changes in the running QEMU, [`pending`] what
-//! takes effect at QEMU's next start. Pure.
+//! Compares the configuration with the running VM. [`changes`] returns the operations that the agent carries out, [`pending`] what takes effect at
+//! QEMU's next start. Pure.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::{
-    cd::{Answer, Medium},
+    cd::Answer,
     command::Hardware,
     config::{Configuration, Password},
     device::DeviceId,
+    go_on::{GuestState, Who},
+    operation::{DisplayPassword, Operation, not_inserted},
     qmp::CpuSlot,
     state::{MachineState, Orders, StartedWith},
 };
@@ -46,15 +48,6 @@ pub struct WantedCd {
     pub drive: String,
     /// The CD as the configuration names it. Empty: none.
     pub text: String,
-}
-
-/// The password of a display.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DisplayPassword {
-    /// The display's protocol: `spice` or `vnc`.
-    pub protocol: &'static str,
-    /// The password.
-    pub password: Password,
 }
 
 impl From<&Configuration> for Desired {
@@ -139,139 +132,14 @@ pub struct Actual {
     pub media: Media,
     /// What was asked for once, and carried out.
     pub orders: Orders,
-    /// What the guest can be asked for now.
-    pub guest: Guest,
-}
-
-/// What the guest can be asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Guest {
-    /// It can be paused: it has run, it is not being powered down, and no disk has stopped it.
-    pub can_pause: bool,
-    /// Its CPUs run.
-    pub executes: bool,
-    /// QEMU's guest agent answers in it.
+    /// What the guest does. `None`: QEMU was not asked yet.
+    pub guest: Option<GuestState>,
+    /// Whether a guest that has not run may begin to: this agent has found it so, or it was reset after a panic.
+    pub may_start: bool,
+    /// Whether somebody has pressed the power button.
+    pub powers_down: bool,
+    /// Whether QEMU's guest agent answers.
     pub answers: bool,
-}
-
-/// A change of the running QEMU.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Change {
-    /// `device_add` of a CPU.
-    Plug {
-        /// The name of the CPU's device.
-        id: String,
-        /// The slot.
-        slot: CpuSlot,
-    },
-    /// `device_del` of a CPU. This is only a request: the guest must release the CPU.
-    Unplug {
-        /// The name of the CPU's device.
-        id: String,
-    },
-    /// `balloon`.
-    Balloon(u64),
-    /// `set_password` and `expire_password`.
-    Password(DisplayPassword),
-    /// `blockdev-add` and `blockdev-insert-medium`, after what is in the drive was taken out.
-    Insert {
-        /// The drive's slot.
-        slot: u32,
-        /// The drive as people know it.
-        drive: String,
-        /// The CD.
-        medium: Medium,
-        /// The node of what is in the drive.
-        former: Option<String>,
-    },
-    /// `blockdev-remove-medium`, after opening the tray.
-    Eject {
-        /// The drive's slot.
-        slot: u32,
-        /// The drive as people know it.
-        drive: String,
-        /// The node of what is in the drive.
-        former: String,
-    },
-    /// `stop`.
-    Pause,
-    /// `cont`, after [`Change::Pause`].
-    GoOn,
-    /// `system_reset`, with the counter of resets that asks for it.
-    Reset(u64),
-    /// `guest-shutdown` with the mode `reboot`, by the guest agent, with the counter of reboots that asks for it.
-    Reboot(u64),
-}
-
-impl Change {
-    /// Whether the change waits until it is known what the CDs are ([`must_ask`]).
-    pub fn waits_for_media(&self) -> bool {
-        match self {
-            Self::Insert { .. } | Self::Eject { .. } | Self::Reset(_) | Self::Reboot(_) => true,
-            Self::Plug { .. }
-            | Self::Unplug { .. }
-            | Self::Balloon(_)
-            | Self::Password(_)
-            | Self::Pause
-            | Self::GoOn => false,
-        }
-    }
-
-    /// Whether it stops the guest or lets it go on.
-    pub fn is_pause(&self) -> bool {
-        matches!(self, Self::Pause | Self::GoOn)
-    }
-
-    /// What is carried out after this, if it must be noted before it is done, so that no agent repeats it.
-    pub fn order(&self, orders: &Orders) -> Option<Orders> {
-        match self {
-            // The guest boots anew with a reset, too.
-            Self::Reset(counter) => Some(Orders { counter: *counter, ..orders.clone() }),
-            Self::Reboot(counter) => Some(Orders { reboots: *counter, ..orders.clone() }),
-            Self::Pause => Some(Orders { paused: true, ..orders.clone() }),
-            Self::GoOn => Some(Orders { paused: false, ..orders.clone() }),
-            Self::Plug { .. }
-            | Self::Unplug { .. }
-            | Self::Balloon(_)
-            | Self::Password(_)
-            | Self::Insert { .. }
-            | Self::Eject { .. } => None,
-        }
-    }
-
-    /// The CD drive that it changes.
-    pub fn drive(&self) -> Option<DeviceId> {
-        match self {
-            Self::Insert { slot, .. } | Self::Eject { slot, .. } => Some(DeviceId::Cd(*slot)),
-            Self::Plug { .. }
-            | Self::Unplug { .. }
-            | Self::Balloon(_)
-            | Self::Password(_)
-            | Self::Pause
-            | Self::GoOn
-            | Self::Reset(_)
-            | Self::Reboot(_) => None,
-        }
-    }
-
-    /// What to tell a person if QEMU refuses the change; `None` if it matters only to the log: a custom QEMU template, for example, may have
-    /// no balloon.
-    pub fn problem(&self) -> Option<String> {
-        match self {
-            Self::Insert { slot: _, drive, medium, former: _ } => Some(not_inserted(medium.text(), drive)),
-            Self::Eject { slot: _, drive, former: _ } => {
-                Some(format!("the CD can't be taken out of the CD drive {drive}"))
-            }
-            Self::Pause => Some("the guest can't be paused".into()),
-            Self::GoOn => Some("the guest can't go on".into()),
-            Self::Reboot(_) => Some("the guest can't be asked to reboot".into()),
-            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
-        }
-    }
-}
-
-fn not_inserted(text: &str, drive: &str) -> String {
-    format!("{text} can't be inserted into the CD drive {drive}")
 }
 
 /// The prefix of the names of CPUs that the runner has plugged. Only a CPU with a name can be unplugged; those of QEMU's start have
@@ -289,26 +157,60 @@ pub fn taken_back(desired: &Desired, orders: &Orders) -> Option<Orders> {
     (follows != *orders).then_some(follows)
 }
 
-/// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
-/// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
-pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
+/// What counts as carried out with an operation that is asked for once.
+pub fn carried_out(operation: &Operation, desired: &Desired, orders: &Orders) -> Option<Orders> {
+    match operation {
+        // The guest boots anew, so it needs no reboot.
+        Operation::Reset => {
+            Some(Orders { counter: desired.reset_counter, reboots: desired.reboot_counter, ..orders.clone() })
+        }
+        Operation::Reboot => Some(Orders { reboots: desired.reboot_counter, ..orders.clone() }),
+        Operation::Pause => Some(Orders { paused: true, ..orders.clone() }),
+        Operation::GoOn(Who::Spec) => Some(Orders { paused: false, ..orders.clone() }),
+        Operation::Plug { .. }
+        | Operation::Unplug { .. }
+        | Operation::Balloon(_)
+        | Operation::Password(_)
+        | Operation::Insert { .. }
+        | Operation::Eject { .. }
+        | Operation::GoOn(_)
+        | Operation::Powerdown
+        | Operation::Quit
+        | Operation::Kill => None,
+    }
+}
+
+/// The operations that bring QEMU to the desired state and are allowed now, in order. The guest begins to run when it has its CPUs, its memory and
+/// its password. The reset comes last, so that the guest boots with the other changes. As long as it is not known what the CDs are ([`must_ask`]),
+/// they stay, and there is no reset.
+pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Operation> {
+    let Some(guest) = actual.guest else { return Vec::new() };
+    let mut changes = wanted(desired, actual, guest);
+    changes.retain(|operation| operation.is_allowed(guest, actual.powers_down));
+    changes
+}
+
+fn wanted(desired: &Desired, actual: &Actual, guest: GuestState) -> Vec<Operation> {
     let present = present(&actual.slots);
     let mut changes = match actual.cpu_rule.refuses(present, desired.cpus) {
         Some(_) => Vec::new(),
         None => cpu_changes(desired.cpus, &actual.slots),
     };
     if actual.ram != Some(desired.ram) {
-        changes.push(Change::Balloon(desired.ram));
+        changes.push(Operation::Balloon(desired.ram));
     }
     if let Some(display) = &desired.password
         && actual.password.as_ref() != Some(&display.password)
     {
-        changes.push(Change::Password(display.clone()));
+        changes.push(Operation::Password(display.clone()));
+    }
+    if actual.may_start && guest == GuestState::NotStarted && !actual.orders.paused {
+        changes.push(Operation::GoOn(Who::Agent));
     }
     match (desired.paused, actual.orders.paused) {
-        (true, false) if actual.guest.can_pause => changes.push(Change::Pause),
-        (false, true) => changes.push(Change::GoOn),
-        _ => {}
+        (true, false) => changes.push(Operation::Pause),
+        (false, true) => changes.push(Operation::GoOn(Who::Spec)),
+        (true, true) | (false, false) => {}
     }
     if must_ask(desired, actual) {
         return changes;
@@ -318,19 +220,19 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
         match (answer, inserted) {
             (Some(Ok(medium)), inserted) if inserted.is_none_or(|inserted| inserted.text != medium.text()) => {
                 let former = inserted.map(|inserted| inserted.node.clone());
-                changes.push(Change::Insert { slot, drive, medium: medium.clone(), former });
+                changes.push(Operation::Insert { slot, drive, medium: medium.clone(), former });
             }
             (None, Some(inserted)) => {
-                changes.push(Change::Eject { slot, drive, former: inserted.node.clone() });
+                changes.push(Operation::Eject { slot, drive, former: inserted.node.clone() });
             }
             // What is refused leaves the drive as it is.
             _ => {}
         }
     }
     if desired.reset_counter > actual.orders.counter {
-        changes.push(Change::Reset(desired.reset_counter));
-    } else if desired.reboot_counter > actual.orders.reboots && actual.guest.executes && actual.guest.answers {
-        changes.push(Change::Reboot(desired.reboot_counter));
+        changes.push(Operation::Reset);
+    } else if desired.reboot_counter > actual.orders.reboots && actual.answers {
+        changes.push(Operation::Reboot);
     }
     changes
 }
@@ -377,11 +279,12 @@ impl CpuRule {
 /// Why the guest is not asked to reboot yet, as a sentence.
 pub fn refused_reboot(desired: &Desired, actual: &Actual) -> Option<String> {
     let wanted = desired.reboot_counter;
-    let cause = match actual.guest {
+    let cause = match actual.guest? {
         _ if wanted <= actual.orders.reboots => return None,
-        Guest { executes: true, answers: true, .. } => return None,
-        Guest { executes: false, .. } => "the guest is paused",
-        Guest { .. } => "QEMU's guest agent does not answer in it",
+        GuestState::Executes if actual.answers => return None,
+        GuestState::Executes => "QEMU's guest agent does not answer in it",
+        GuestState::StoppedByDisk => "a disk has stopped the guest",
+        GuestState::NotStarted | GuestState::Panicked | GuestState::Hung | GuestState::Stopped => "the guest is paused",
     };
     Some(format!(
         "the guest can't be asked to reboot (rebootCount {wanted}): {cause}; it is asked as soon as it can be, or reset it with resetCount, or \
@@ -476,14 +379,14 @@ pub fn present(slots: &[CpuSlot]) -> usize {
 
 /// The changes that lead to the desired number of CPUs. QEMU lists the highest slot first; the runner plugs and unplugs CPUs at the
 /// high end.
-pub fn cpu_changes(desired: usize, slots: &[CpuSlot]) -> Vec<Change> {
+pub fn cpu_changes(desired: usize, slots: &[CpuSlot]) -> Vec<Operation> {
     let present = present(slots);
     let numbered = || slots.iter().rev().enumerate();
     if desired >= present {
         numbered()
             .filter(|(_, slot)| slot.occupant.is_none())
             .take(desired - present)
-            .map(|(number, slot)| Change::Plug { id: format!("{CPU_PREFIX}{number}"), slot: slot.clone() })
+            .map(|(number, slot)| Operation::Plug { id: format!("{CPU_PREFIX}{number}"), slot: slot.clone() })
             .collect()
     } else {
         slots
@@ -491,7 +394,7 @@ pub fn cpu_changes(desired: usize, slots: &[CpuSlot]) -> Vec<Change> {
             .filter_map(|slot| slot.occupant.as_deref()?.strip_prefix(NAMED))
             .filter(|id| id.starts_with(CPU_PREFIX))
             .take(present - desired)
-            .map(|id| Change::Unplug { id: id.to_owned() })
+            .map(|id| Operation::Unplug { id: id.to_owned() })
             .collect()
     }
 }

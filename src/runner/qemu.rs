@@ -16,7 +16,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    changes::{Change, cpu_changes},
+    changes::cpu_changes,
     console,
     control::{Asked, Control},
     ctl::{self, Task},
@@ -295,9 +295,11 @@ pub async fn plug_cpus(monitor: &mut Qmp, vm: &VmSection) {
 
 async fn try_plug_cpus(monitor: &mut Qmp, vm: &VmSection) -> Result<(), QmpError> {
     let slots = monitor.cpu_slots().await?;
-    for change in cpu_changes(usize::try_from(vm.current_cpus).unwrap_or(usize::MAX), &slots) {
-        if let Change::Plug { id, slot } = change {
-            monitor.plug(id, slot).await?;
+    for operation in cpu_changes(usize::try_from(vm.current_cpus).unwrap_or(usize::MAX), &slots) {
+        for step in operation.steps(GuestState::NotStarted) {
+            if let Some(command) = step.command() {
+                monitor.execute(command).await?;
+            }
         }
     }
     Ok(())

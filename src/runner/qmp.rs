@@ -522,15 +522,6 @@ impl Qmp {
         }
     }
 
-    /// Plugs a CPU with the name `id` into a slot.
-    ///
-    /// # Errors
-    /// As for [`Qmp::execute`].
-    pub async fn plug(&mut self, id: String, slot: CpuSlot) -> Result<(), Error> {
-        let CpuSlot { type_: driver, properties, occupant: _ } = slot;
-        self.execute(&Command::DeviceAdd { driver, id, properties }).await.map(drop)
-    }
-
     /// Returns the next event. Cancel safe: no event is lost if the future is dropped.
     ///
     /// # Errors
@@ -561,7 +552,8 @@ impl Qmp {
     }
 }
 
-fn event(message: Value) -> Event {
+/// Reads an event. What the runner does not know is [`Event::Other`].
+pub fn event(message: Value) -> Event {
     if message.to_string().len() > LONGEST_EVENT {
         return Event::Other;
     }

@@ -9,14 +9,14 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{cd::Answer, changes::Actual, control::MediaQuestion, device::DeviceId, login::LoginPort, qmp::Qmp};
+use super::{cd::Answer, control::MediaQuestion, login::LoginPort, operations::Operations, qmp::Qmp};
 
 /// The connections to one QEMU process.
 pub struct Session {
     /// QEMU's monitor.
     pub monitor: Qmp,
-    /// What is known of the running QEMU.
-    pub actual: Actual,
+    /// What is known of the running QEMU, and what is being done with it.
+    pub operations: Operations,
     /// The task that asks the guest agent for the guest's operating system.
     pub guest_question: Option<JoinHandle<io::Result<Value>>>,
     /// The task that sets the guest's clock, after the guest stood still.
@@ -25,23 +25,10 @@ pub struct Session {
     pub stopped_at: Option<Instant>,
     /// The question to the machine role what the CDs are.
     pub media_question: Option<MediaQuestion>,
-    /// The drives whose CD QEMU has not changed, because the guest has locked the tray.
-    pub waits_for_tray: Vec<DeviceId>,
-    /// When it is asked again, because it has refused a CD.
-    pub media_again: Option<Instant>,
     /// The port of the login agent.
     pub login: Option<LoginPort>,
-    /// When the disk that had stopped the guest counts as mended.
-    pub disk_mended_at: Option<Instant>,
     /// The task that ends when a person asks for a forced stop, while the guest powers down.
     pub forced_stop: Option<JoinHandle<()>>,
-}
-
-impl Session {
-    /// Whether the CD of the drive waits for its tray. QEMU gives the name of the drive's device, or a path that ends with it.
-    pub fn waits_for(&self, device: &str) -> bool {
-        DeviceId::at(device).is_some_and(|drive| self.waits_for_tray.contains(&drive))
-    }
 }
 
 impl Drop for Session {

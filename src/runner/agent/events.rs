@@ -1,26 +1,21 @@
 //! What the agent does when QEMU reports something.
 
-use tokio::time::Instant;
-use tracing::debug;
-
-use super::{Agent, DISK_IS_MENDED, GUEST_AGENT_PORT, LOGIN_AGENT_PORT};
-use crate::runner::{changes::Change, login::LoginState, qmp::Event, session::Session};
+use super::{Agent, GUEST_AGENT_PORT, LOGIN_AGENT_PORT};
+use crate::runner::{
+    login::LoginState,
+    operations::Input,
+    qmp::{Error as QmpError, Event},
+    session::Session,
+};
 
 impl Agent {
     /// Takes up what QEMU reports.
-    pub(super) async fn process_event(&mut self, event: Event, session: &mut Session) {
-        match event {
-            Event::Resume => {
-                (self.observation.is_executing, self.observation.panic) = (Some(true), None);
-                self.go_on(session);
-                session.disk_mended_at =
-                    (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
-            }
-            Event::Stop => {
-                if let Err(error) = self.process_stop(session).await {
-                    debug!(%error, "QEMU's monitor");
-                }
-            }
+    ///
+    /// # Errors
+    /// If the connection is broken.
+    pub(super) async fn process_event(&mut self, event: Event, session: &mut Session) -> Result<(), QmpError> {
+        match &event {
+            Event::Resume => self.go_on(session),
             Event::Powerdown => {
                 // The machine role presses the power button several times.
                 let resource = self.options.resource.clone();
@@ -33,19 +28,10 @@ impl Agent {
                 self.observation.os_info = None;
                 // A guest that boots reads the hardware's clock.
                 self.forget_clock(session);
-                // It is not paused because somebody wants that.
-                if self.observation.panic.is_some()
-                    && !session.actual.orders.paused
-                    && let Err(error) = self.continue_guest(session).await
-                {
-                    debug!(%error, "QEMU's monitor");
-                }
-                self.note_boot(session).await;
             }
-            Event::BalloonChange { actual } => self.observation.ram = actual,
             Event::VserportChange { id, open } if id == GUEST_AGENT_PORT => {
                 // A guest agent that closes its port says nothing about the guest: the package may be upgraded.
-                if open {
+                if *open {
                     self.ask_guest_agent(session);
                 }
             }
@@ -57,29 +43,25 @@ impl Agent {
                     session.login = self.connect_login().await;
                 }
             }
-            Event::ViewerConnected { client } => self.observation.add_viewer(client),
+            Event::ViewerConnected { client } => self.observation.add_viewer(client.clone()),
             Event::ViewerDisconnected { client } => {
-                self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
-            }
-            // The guest has opened a tray that it had locked, so the CD can be changed now. Otherwise it may open trays as it likes.
-            Event::DeviceTrayMoved { id, open: true } if session.waits_for(&id) => {
-                self.apply_where(session, Change::waits_for_media).await;
-            }
-            Event::DeviceDeleted { .. } => {
-                if let Err(error) = self.query_hardware(session).await {
-                    debug!(%error, "QEMU's monitor");
-                }
+                self.observation.viewers.retain(|viewer| !viewer.is_same_connection(client));
             }
             // The machine role writes QEMU's end, because it knows whether the runner has received SIGTERM.
             Event::Shutdown { .. } => {}
-            Event::VserportChange { .. }
+            // These are for the operations alone, or for the machine role.
+            Event::Stop
+            | Event::BalloonChange { .. }
+            | Event::VserportChange { .. }
             | Event::BlockIoError { .. }
             | Event::GuestPanicked {}
             | Event::Watchdog {}
+            | Event::DeviceDeleted { .. }
             | Event::DeviceTrayMoved { .. }
             | Event::NetdevVhostUserConnected { .. }
             | Event::NetdevVhostUserDisconnected { .. }
             | Event::Other => {}
         }
+        self.operate(Input::Event(event), session).await
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    runner::{cloud_init::CloudInitFiles, state::Phase},
+    runner::{cd::Medium, cloud_init::CloudInitFiles, state::Phase},
     runner_config::RunnerConfig,
 };
 
@@ -22,8 +22,8 @@ fn cpus(desired: usize, occupants: &[&str]) -> Vec<String> {
     cpu_changes(desired, &slots(occupants))
         .into_iter()
         .map(|change| match change {
-            Change::Plug { id, slot } => format!("+{id}@{}", slot.properties["core-id"]),
-            Change::Unplug { id } => format!("-{id}"),
+            Operation::Plug { id, slot } => format!("+{id}@{}", slot.properties["core-id"]),
+            Operation::Unplug { id } => format!("-{id}"),
             other => panic!("{other:?}"),
         })
         .collect()
@@ -31,23 +31,15 @@ fn cpus(desired: usize, occupants: &[&str]) -> Vec<String> {
 
 #[test]
 fn cpus_are_plugged_and_unplugged_at_the_high_end() {
-    let set = Some(password("now").password);
-    let fixed = Actual {
-        slots: slots(&["-", ""]),
-        cpu_rule: CpuRule::Fixed,
-        ram: Some(1 << 30),
-        password: set,
-        orders: orders(),
-        ..Actual::default()
-    };
+    let fixed = Actual { slots: slots(&["-", ""]), cpu_rule: CpuRule::Fixed, ..settled() };
     let desired = Desired { cpus: 2, ..desired() };
     assert_eq!(changes(&desired, &fixed), []);
     let more = Actual { cpu_rule: CpuRule::OnlyMore, ..fixed };
-    assert!(matches!(changes(&desired, &more)[..], [Change::Plug { .. }]));
+    assert!(matches!(changes(&desired, &more)[..], [Operation::Plug { .. }]));
     let fewer = Actual { slots: slots(&["-", "vmop-cpu-1"]), ..more };
     let one = Desired { cpus: 1, ..desired };
     assert_eq!(changes(&one, &fewer), []);
-    assert!(matches!(changes(&one, &Actual { cpu_rule: CpuRule::Any, ..fewer })[..], [Change::Unplug { .. }]));
+    assert!(matches!(changes(&one, &Actual { cpu_rule: CpuRule::Any, ..fewer })[..], [Operation::Unplug { .. }]));
     assert_eq!(cpus(2, &["-", "-", "", ""]), [""; 0]);
     assert_eq!(cpus(4, &["-", "-", "", ""]), ["+vmop-cpu-2@2", "+vmop-cpu-3@3"]);
     assert_eq!(cpus(3, &["-", "-", "", "vmop-cpu-3"]), [""; 0]);
@@ -69,48 +61,75 @@ fn orders() -> Orders {
     Orders { start: "s-1".into(), counter: 3, reboots: 5, paused: false }
 }
 
-#[test]
-fn a_guest_is_paused_once_and_goes_on_only_if_an_agent_has_paused_it() {
-    let guest = Guest { can_pause: true, executes: true, answers: false };
-    let actual = |paused: bool, guest: Guest| Actual {
+/// A guest that executes and has everything but what a test wants.
+fn settled() -> Actual {
+    Actual {
         ram: Some(1 << 30),
         password: Some(password("now").password),
-        orders: Orders { paused, ..orders() },
-        guest,
+        orders: orders(),
+        guest: Some(GuestState::Executes),
         ..Actual::default()
+    }
+}
+
+#[test]
+fn a_guest_is_paused_once_and_goes_on_only_if_an_agent_has_paused_it() {
+    use GuestState::{Executes, Hung, NotStarted, Panicked, Stopped, StoppedByDisk};
+    let with = |wanted: bool, paused: bool, guest: GuestState, powers_down: bool| {
+        let desired = Desired { cpus: 0, paused: wanted, ..desired() };
+        let orders = Orders { paused, ..orders() };
+        changes(&desired, &Actual { orders, guest: Some(guest), powers_down, ..settled() })
     };
-    let with = |wanted: bool, paused: bool, guest: Guest| {
-        changes(&Desired { cpus: 0, paused: wanted, ..desired() }, &actual(paused, guest))
+    for guest in [Executes, Panicked, Hung, Stopped] {
+        assert_eq!(with(true, false, guest, false), [Operation::Pause], "{guest:?}");
+        assert_eq!(with(true, false, guest, true), [], "{guest:?}");
+    }
+    for guest in [NotStarted, StoppedByDisk] {
+        assert_eq!(with(true, false, guest, false), [], "{guest:?}");
+    }
+    assert_eq!(with(true, true, Executes, false), [], "somebody has let it go on with vm-runner ctl");
+    assert_eq!(with(false, true, Stopped, false), [Operation::GoOn(Who::Spec)]);
+    assert_eq!(with(false, false, Stopped, false), [], "somebody has paused it with vm-runner ctl");
+    let paused = Orders { paused: true, ..orders() };
+    assert_eq!(carried_out(&Operation::Pause, &desired(), &orders()), Some(paused.clone()));
+    assert_eq!(carried_out(&Operation::GoOn(Who::Spec), &desired(), &paused), Some(orders()));
+    assert_eq!(carried_out(&Operation::GoOn(Who::Agent), &desired(), &paused), None);
+}
+
+#[test]
+fn a_guest_begins_to_run_when_it_has_its_memory_and_its_password_unless_it_is_paused() {
+    let guest = Some(GuestState::NotStarted);
+    let new = Actual { may_start: true, guest, orders: orders(), ..Actual::default() };
+    let desired = Desired { cpus: 0, ..desired() };
+    let expected = [Operation::Balloon(1 << 30), Operation::Password(password("now")), Operation::GoOn(Who::Agent)];
+    assert_eq!(changes(&desired, &new), expected);
+    let start = |may_start: bool, paused: bool| {
+        changes(&desired, &Actual { may_start, guest, orders: Orders { paused, ..orders() }, ..settled() })
     };
-    assert_eq!(with(true, false, guest), [Change::Pause]);
-    assert_eq!(with(true, true, guest), [], "somebody has let it go on with vm-runner ctl");
-    assert_eq!(with(true, false, Guest::default()), [], "it has not run yet, powers down, or a disk has stopped it");
-    assert_eq!(with(false, true, Guest::default()), [Change::GoOn]);
-    assert_eq!(with(false, false, Guest::default()), [], "somebody has paused it with vm-runner ctl");
-    assert_eq!(Change::Pause.order(&orders()), Some(Orders { paused: true, ..orders() }));
-    assert_eq!(Change::GoOn.order(&Orders { paused: true, ..orders() }), Some(orders()));
+    assert_eq!(start(true, false), [Operation::GoOn(Who::Agent)]);
+    assert_eq!(start(false, false), [], "somebody has paused and reset it");
+    assert_eq!(start(true, true), [Operation::GoOn(Who::Spec)], "it was reset while the spec paused it");
 }
 
 #[test]
 fn a_guest_is_asked_to_reboot_when_its_agent_answers_and_a_reset_comes_first() {
-    let actual = |executes: bool, answers: bool| Actual {
-        ram: Some(1 << 30),
-        password: Some(password("now").password),
-        orders: orders(),
-        guest: Guest { can_pause: true, executes, answers },
-        ..Actual::default()
-    };
+    let actual = |guest: GuestState, answers: bool| Actual { guest: Some(guest), answers, ..settled() };
     let wanted = Desired { cpus: 0, reboot_counter: 6, ..desired() };
-    assert_eq!(changes(&wanted, &actual(true, true)), [Change::Reboot(6)]);
-    assert_eq!(refused_reboot(&wanted, &actual(true, true)), None);
-    for (guest, cause) in [(actual(true, false), "guest agent does not answer"), (actual(false, true), "is paused")] {
+    let ready = actual(GuestState::Executes, true);
+    assert_eq!(changes(&wanted, &ready), [Operation::Reboot]);
+    assert_eq!(refused_reboot(&wanted, &ready), None);
+    for (guest, cause) in [
+        (actual(GuestState::Executes, false), "guest agent does not answer"),
+        (actual(GuestState::Stopped, true), "is paused"),
+        (actual(GuestState::StoppedByDisk, true), "a disk has stopped"),
+    ] {
         assert_eq!(changes(&wanted, &guest), []);
         let refusal = refused_reboot(&wanted, &guest).unwrap();
         assert!(refusal.contains("(rebootCount 6)") && refusal.contains(cause), "{refusal}");
     }
     let reset = Desired { reset_counter: 4, ..wanted };
-    assert_eq!(changes(&reset, &actual(true, true)), [Change::Reset(4)]);
-    assert_eq!(refused_reboot(&desired(), &actual(false, false)), None);
+    assert_eq!(changes(&reset, &ready), [Operation::Reset]);
+    assert_eq!(refused_reboot(&desired(), &actual(GuestState::Stopped, false)), None);
 }
 
 #[test]
@@ -121,25 +140,25 @@ fn a_count_that_was_taken_back_is_a_new_order_when_it_comes_again() {
     let removed = taken_back(&count(0, 0), &orders()).unwrap();
     assert_eq!(removed, Orders { counter: 0, reboots: 0, ..orders() });
     assert_eq!(taken_back(&count(3, 1), &orders()), Some(Orders { reboots: 1, ..orders() }));
-    let guest = Guest { can_pause: true, executes: true, answers: true };
-    let actual = Actual { ram: Some(1 << 30), orders: removed, guest, ..Actual::default() };
+    let actual = Actual { orders: removed, answers: true, ..settled() };
     let again = Desired { cpus: 0, password: None, ..count(3, 0) };
-    assert_eq!(changes(&again, &actual), [Change::Reset(3)]);
+    assert_eq!(changes(&again, &actual), [Operation::Reset]);
 }
 
 #[test]
 fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
-    let mut actual = Actual { slots: slots(&["-", ""]), orders: orders(), ..Actual::default() };
-    assert_eq!(changes(&desired(), &actual), [Change::Balloon(1 << 30), Change::Password(password("now"))]);
+    let mut actual = Actual { slots: slots(&["-", ""]), ram: None, password: None, ..settled() };
+    assert_eq!(changes(&desired(), &Actual { guest: None, ..actual.clone() }), [], "QEMU was not asked yet");
+    assert_eq!(changes(&desired(), &actual), [Operation::Balloon(1 << 30), Operation::Password(password("now"))]);
     let set = password("now").password;
     actual = Actual { ram: Some(1 << 30), password: Some(set), ..actual };
     assert_eq!(changes(&desired(), &actual), []);
     let mut desired = desired();
     desired.reset_counter = 4;
     desired.ram = 1 << 29;
-    assert_eq!(changes(&desired, &actual), [Change::Balloon(1 << 29), Change::Reset(4)]);
+    assert_eq!(changes(&desired, &actual), [Operation::Balloon(1 << 29), Operation::Reset]);
     desired.password = Some(password("+10"));
-    let all = [Change::Balloon(1 << 29), Change::Password(password("+10")), Change::Reset(4)];
+    let all = [Operation::Balloon(1 << 29), Operation::Password(password("+10")), Operation::Reset];
     assert_eq!(changes(&desired, &actual), all);
 }
 
@@ -161,18 +180,18 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
             if text.starts_with('/') { Ok(Medium::File(text.clone())) } else { Err("it is strange".to_owned()) }
         };
         let media = Media { answers: cds(texts).iter().map(answer).collect(), cds: cds(texts) };
-        Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, orders: orders(), ..Actual::default() }
+        Actual { cds: cd_drives(&blocks), media, ..settled() }
     };
     let desired = |texts: &[&str]| Desired { cpus: 0, password: None, cds: cds(texts), reset_counter: 4, ..desired() };
     let with = |cds: &[&str]| changes(&desired(cds), &actual(cds));
-    let insert = |slot, file: &str, former: Option<&str>| Change::Insert {
+    let insert = |slot, file: &str, former: Option<&str>| Operation::Insert {
         slot,
         drive: format!("drive{slot}"),
         medium: Medium::File(file.into()),
         former: former.map(str::to_owned),
     };
     let (eject, reset) =
-        (Change::Eject { slot: 0, drive: "drive0".into(), former: "cd0-image".into() }, Change::Reset(4));
+        (Operation::Eject { slot: 0, drive: "drive0".into(), former: "cd0-image".into() }, Operation::Reset);
     assert_eq!(with(&["/a.iso", "", "/third.iso"]), std::slice::from_ref(&reset));
     assert_eq!(with(&["/b.iso", ""]), [insert(0, "/b.iso", Some("cd0-image")), reset.clone()]);
     assert_eq!(with(&["", "/a.iso"]), [eject, insert(1, "/a.iso", None), reset.clone()]);

@@ -267,7 +267,9 @@ impl Agent {
             SessionInput::StopForced => {
                 session.forced_stop = None;
                 warn!("a forced stop was requested; ending QEMU without waiting for the guest");
-                session.monitor.execute(&Command::Quit).await?;
+                if let Err(error) = session.monitor.execute(&Command::Quit).await {
+                    debug!(%error, "QEMU's monitor");
+                }
             }
         }
         Ok(())

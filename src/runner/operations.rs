@@ -42,6 +42,9 @@ pub const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 /// The time that the guest has to release a device. Linux takes less than a second; a boot loader does not hear the request.
 pub const RELEASE: Duration = Duration::from_secs(60);
 
+/// When QEMU is asked again what is the case, if it has not answered.
+pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// Asks QEMU what is the case.
 const LOOK: [Command; 4] =
     [Command::QueryStatus, Command::QueryHotpluggableCpus, Command::QueryBlock, Command::QueryBalloon];
@@ -162,8 +165,9 @@ pub struct Operations {
     asked: Option<Vec<WantedCd>>,
     ask_again_at: Option<Instant>,
     ask_again: bool,
-    /// QEMU must be asked what is the case.
+    /// QEMU must be asked what is the case, and when again if it has not answered.
     must_look: bool,
+    look_again_at: Option<Instant>,
     queries: VecDeque<Command>,
     /// What is to do, what is being done, and what waits.
     queue: VecDeque<Operation>,
@@ -194,6 +198,7 @@ impl Operations {
             ask_again_at: None,
             ask_again: false,
             must_look: false,
+            look_again_at: None,
             queries: VecDeque::new(),
             queue: VecDeque::new(),
             run: None,
@@ -266,14 +271,14 @@ impl Operations {
     /// When the caller must call [`Operations::next`] with [`Input::Timer`], if there is no other input before.
     pub fn wake_at(&self) -> Option<Instant> {
         let waits = self.waits.iter().filter_map(|wait| wait.until);
-        waits.chain(self.mended_at).chain(self.ask_again_at).min()
+        waits.chain(self.mended_at).chain(self.ask_again_at).chain(self.look_again_at).min()
     }
 
     /// Processes an input. Returns the next action, whose answer is the next input. `None`: there is nothing to do until something happens.
     pub fn next(&mut self, input: Input, now: Instant) -> Option<Action> {
         match input {
             Input::Answer(answer) => {
-                if !self.answer(answer) {
+                if !self.answer(answer, now) {
                     return None;
                 }
             }
@@ -388,14 +393,15 @@ impl Operations {
     }
 
     /// Takes up an answer. Returns whether to go on.
-    fn answer(&mut self, answer: Result<Value, Failure>) -> bool {
+    fn answer(&mut self, answer: Result<Value, Failure>, now: Instant) -> bool {
         match self.sent.take() {
             Some(Sent::Query(query)) => {
                 let is_known = self.found(&query, answer).is_some();
                 if !is_known {
-                    // Nothing is decided by what is not known. The next input lets it look again.
+                    // Nothing is decided by what is not known.
                     self.queries.clear();
                     self.must_look = true;
+                    self.look_again_at = Some(now + LOOK_AGAIN);
                 }
                 return is_known;
             }
@@ -473,6 +479,7 @@ impl Operations {
                 continue;
             }
             if mem::take(&mut self.must_look) {
+                self.look_again_at = None;
                 self.queries.extend(LOOK);
             }
             if let Some(query) = self.queries.pop_front() {

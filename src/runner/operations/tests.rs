@@ -514,7 +514,7 @@ fn nothing_is_decided_as_long_as_qemu_says_nothing() {
     world.connect().unwrap();
     assert_eq!((world.qemu.done.as_slice(), world.qemu.status), (&[][..], "prelaunch"));
     world.qemu.refuses = vec!["query-hotpluggable-cpus", "query-balloon", "balloon"];
-    world.input(Input::Connected).unwrap();
+    world.after(LOOK_AGAIN);
     assert_eq!((world.operations.cpus(), world.operations.memory()), (0, 4 << 30), "a custom QEMU template");
     assert_eq!(world.qemu.status, "running");
 }

@@ -205,7 +205,11 @@ async fn qmp_case(mutator: &mut Mutator, folders: &Folders) -> bool {
         let vm = &configuration().config.vm;
         used += u32::from(match mutator.random.u32(..6) {
             0 => qmp.cpu_slots().await.is_ok(),
-            1 => qmp.execute(&Command::QueryBlock).await.map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm))).is_ok(),
+            1 => qmp
+                .execute(&Command::QueryBlock)
+                .await
+                .map(|blocks| (cd_drives(&blocks), failed_disks(&blocks, vm)))
+                .is_ok(),
             2 => qmp.query::<Viewers>(&Command::QuerySpice).await.is_ok(),
             3 => qmp.query::<Status>(&Command::QueryStatus).await.is_ok(),
             4 => qmp.query::<Balloon>(&Command::QueryBalloon).await.is_ok(),

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -56,7 +57,9 @@ pub fn run(filters: &[String]) -> Result<bool> {
     let (mut count, mut all_well) = (Count::default(), true);
     // Tests on an API server often wait. Those with guests do not.
     for (suites, threads) in [(&others[..], cores), (&["--test", API_SERVER], cores + 1)] {
+        let begin = Instant::now();
         all_well &= cargo(suites, threads, filters, &mut count)?;
+        println!("took {} s", begin.elapsed().as_secs());
     }
     println!("{} passed, {} failed, {} skipped", count.passed, count.failed, count.skipped);
     Ok(all_well)

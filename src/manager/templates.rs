@@ -226,9 +226,8 @@ impl Loader {
         }
         let unchecked = state::restore(store.kept(), &mut in_force.library);
         // No VM is known yet, but the examples show a set that never ends or takes all memory.
-        let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
         let mut harmful = Vec::new();
-        for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
+        for (name, set) in in_force.library.usable().filter(|(_, set)| *set.layers() != Layers::default()) {
             if let Some(error) = in_force::too_large(set) {
                 harmful.push((name.map(str::to_owned), error));
                 continue;
@@ -259,7 +258,7 @@ impl Loader {
             store.keep_config(&config).await;
         }
         if !unchecked {
-            for (name, set) in in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?))) {
+            for (name, set) in in_force.library.usable() {
                 store.keep(name, None, set).await;
             }
         }
@@ -377,7 +376,7 @@ impl Loader {
 
     /// Puts sets in force, and keeps them for the next manager.
     async fn use_sets(&mut self, in_force: Arc<InForce>) {
-        for (name, set) in in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?))) {
+        for (name, set) in in_force.library.usable() {
             self.store.keep(name, None, set).await;
         }
         for former in &in_force.former {

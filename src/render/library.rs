@@ -62,6 +62,11 @@ impl Library {
         std::iter::once((None, &self.base)).chain(named)
     }
 
+    /// The same without those that can't be used.
+    pub fn usable(&self) -> impl Iterator<Item = (Option<&str>, &TemplateSet)> {
+        self.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)))
+    }
+
     /// Replaces the set of that name, or adds one.
     pub fn put(&mut self, name: Option<&str>, set: Result<TemplateSet, TemplateError>) {
         match name {

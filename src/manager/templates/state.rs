@@ -279,8 +279,7 @@ impl State {
     /// Tries the configuration with the sets in force; if these have refused it, with the changed ones: a change of both may need each other.
     fn try_config(&mut self, compiled: Library, refused: Option<Refused>) -> Action {
         let library = if refused.is_some() { &compiled } else { &self.in_force.library };
-        let usable = library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
-        let trials = usable.map(|(name, templates)| self.trial(name, templates)).collect();
+        let trials = library.usable().map(|(name, templates)| self.trial(name, templates)).collect();
         self.stage = Stage::Configuration { compiled, refused };
         Action::TryConfig { in_force: self.config.clone(), wanted: self.wanted.clone(), trials }
     }
@@ -291,7 +290,7 @@ impl State {
 
     /// The version of a set that is in force.
     fn before(&self, set: Option<&str>) -> Option<&TemplateSet> {
-        self.in_force.library.all().find(|(name, _)| *name == set).and_then(|(_, set)| set.as_ref().ok())
+        self.in_force.library.get(set).ok()
     }
 
     fn config_tried(&mut self, compiled: Library, earlier: Option<Refused>, result: Checked<()>) -> Vec<Action> {
@@ -326,8 +325,7 @@ impl State {
     }
 
     fn try_sets(&mut self, compiled: Library) -> Action {
-        let usable = compiled.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
-        let changed = usable.filter(|(name, set)| !self.is_in_force(*name, set));
+        let changed = compiled.usable().filter(|(name, set)| !self.is_in_force(*name, set));
         let trials = changed.map(|(name, templates)| self.trial(name, templates)).collect();
         self.stage = Stage::Sets { compiled };
         Action::TrySets { config: self.config.clone(), trials }

@@ -3,8 +3,6 @@
 //! The agent changes CPUs, memory, CDs and the user who is logged in in the running VM, and the machine role reads the powerdown timeout when it
 //! needs it. All else waits. It is said device by device: a device is the same in both if it has the same slot, whatever place in the list it has.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value, json};
 
 use super::{Drive, NetworkSection, VmSection};
@@ -119,22 +117,16 @@ pub struct Attachment {
 pub fn attachments(current: &VmSection, wanted: &VmSection) -> Vec<Attachment> {
     let all = |vm: &VmSection| drives(vm).into_iter().chain(networks(vm)).collect::<Vec<_>>();
     let (current, wanted) = (all(current), all(wanted));
-    let find = |devices: &[Device], key| devices.iter().find(|it| it.key == key).map(|it| it.value.clone());
-    let stays = wanted.iter().map(|device| {
-        let now = find(&current, device.key);
-        let change = match &now {
-            None => Some(DeviceChange::Attach),
-            Some(now) => (*now != device.value).then_some(DeviceChange::Change),
+    let attachment = |Pair { device, now, then }: Pair<'_>| {
+        let at_next_start = match (now, then) {
+            (None, _) => Some(DeviceChange::Attach),
+            (Some(_), None) => Some(DeviceChange::Detach),
+            (Some(now), Some(then)) => (now != then).then_some(DeviceChange::Change),
         };
-        (device, now.is_some(), change)
-    });
-    let gone = current.iter().filter(|device| find(&wanted, device.key).is_none());
-    let gone = gone.map(|device| (device, true, Some(DeviceChange::Detach)));
-    let attachment = |(device, is_attached, at_next_start): (&Device, bool, Option<DeviceChange>)| {
         let (kind, slot) = device.key;
-        Attachment { kind, slot, name: device.name.clone(), is_attached, at_next_start }
+        Attachment { kind, slot, name: device.name.clone(), is_attached: now.is_some(), at_next_start }
     };
-    stays.chain(gone).map(attachment).collect()
+    pairs(&current, &wanted).map(attachment).collect()
 }
 
 /// A device as QEMU gets it at its start.
@@ -184,23 +176,39 @@ fn networks(vm: &VmSection) -> Vec<Device> {
     networks.collect()
 }
 
+/// A device in two configurations.
+struct Pair<'a> {
+    /// As the new one has it, or else the former one.
+    device: &'a Device,
+    /// What QEMU has.
+    now: Option<&'a Value>,
+    /// What it gets at its start.
+    then: Option<&'a Value>,
+}
+
+/// The devices of both lists: those of `wanted` in their order, then those that go.
+fn pairs<'a>(current: &'a [Device], wanted: &'a [Device]) -> impl Iterator<Item = Pair<'a>> {
+    let find = |devices: &'a [Device], key| devices.iter().find(|it| it.key == key);
+    let of_wanted = wanted.iter().map(move |device| {
+        let now = find(current, device.key).map(|it| &it.value);
+        Pair { device, now, then: Some(&device.value) }
+    });
+    let gone = current.iter().filter(move |device| find(wanted, device.key).is_none());
+    of_wanted.chain(gone.map(|device| Pair { device, now: Some(&device.value), then: None }))
+}
+
 /// The devices of a list that differ, and, if those that stay are in another order, that.
 fn devices(list: &str, current: &[Device], wanted: &[Device]) -> Vec<PendingChange> {
-    let by_key = |devices| -> BTreeMap<_, &Device> { <[Device]>::iter(devices).map(|it| (it.key, it)).collect() };
-    let (in_current, in_wanted) = (by_key(current), by_key(wanted));
-    let difference = |now: Option<&Device>, then: Option<&Device>| {
-        let device = then.or(now)?;
-        let [now, then] = [now, then].map(|device| device.map(|device| device.value.clone()));
+    let differing = pairs(current, wanted).filter(|pair| pair.now != pair.then);
+    let change = |Pair { device, now, then }: Pair<'_>| {
         let path = format!("vm.{list}[{}]", device.name);
-        (now != then).then(|| of_qemu(device.subject.clone(), &path, now, then))
+        of_qemu(device.subject.clone(), &path, now.cloned(), then.cloned())
     };
-    let of_wanted = wanted.iter().filter_map(|it| difference(in_current.get(&it.key).copied(), Some(it)));
-    let gone = current.iter().filter(|it| !in_wanted.contains_key(&it.key)).filter_map(|it| difference(Some(it), None));
-    let mut found: Vec<PendingChange> = of_wanted.chain(gone).collect();
-    let order = |devices: &[Device], others: &BTreeMap<_, &Device>| -> Vec<_> {
-        devices.iter().map(|device| device.key).filter(|key| others.contains_key(key)).collect()
+    let mut found: Vec<PendingChange> = differing.map(change).collect();
+    let order = |devices: &[Device], others: &[Device]| -> Vec<_> {
+        devices.iter().map(|device| device.key).filter(|key| others.iter().any(|other| other.key == *key)).collect()
     };
-    if order(current, &in_wanted) != order(wanted, &in_current) {
+    if order(current, wanted) != order(wanted, current) {
         let names = |devices: &[Device]| Some(devices.iter().map(|device| json!(device.name)).collect());
         found.push(of_qemu(Subject::Setting(list.into()), &format!("vm.{list}"), names(current), names(wanted)));
     }

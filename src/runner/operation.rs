@@ -95,8 +95,8 @@ pub enum Step {
     May(Command),
     /// A command that QEMU refuses if the guest has locked the tray. The operation begins again when the guest opens it.
     Tray(Command),
-    /// The guest must release this device, which [`Event::DeviceDeleted`](super::qmp::Event::DeviceDeleted) reports.
-    Release(String),
+    /// The guest must release the device, which [`Event::DeviceDeleted`](super::qmp::Event::DeviceDeleted) reports.
+    Release,
     /// QEMU's guest agent is asked to reboot the guest.
     AskGuest,
 }
@@ -106,7 +106,7 @@ impl Step {
     pub fn command(&self) -> Option<&Command> {
         match self {
             Self::Must(command) | Self::May(command) | Self::Tray(command) => Some(command),
-            Self::Release(_) | Self::AskGuest => None,
+            Self::Release | Self::AskGuest => None,
         }
     }
 }
@@ -143,7 +143,7 @@ impl Operation {
                 })]
             }
             Self::Unplug { id } => {
-                vec![Step::Must(Command::DeviceDel { id: id.clone() }), Step::Release(id.clone())]
+                vec![Step::Must(Command::DeviceDel { id: id.clone() }), Step::Release]
             }
             Self::Balloon(value) => vec![Step::Must(Command::Balloon { value: *value })],
             &Self::Password(DisplayPassword { protocol, password: Password { ref secret, ref expiry } }) => vec![

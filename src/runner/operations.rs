@@ -15,7 +15,6 @@
 
 use std::{collections::VecDeque, fmt, mem, time::Duration};
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -30,7 +29,7 @@ use super::{
     go_on::{GuestState, Who},
     operation::{Operation, Step},
     panics::Panic,
-    qmp::{Balloon, Command, Event, Status},
+    qmp::{Balloon, Command, Event, Status, read},
     state::Orders,
 };
 use crate::runner_config::VmSection;
@@ -316,9 +315,8 @@ impl Operations {
                     self.settled.retain(|(operation, _)| *operation != Operation::GoOn(Who::Agent));
                 }
                 // The guest boots anew, so a reboot that it could not be asked for is needless.
-                let Orders { start, counter, reboots, paused } = self.actual.orders.clone();
-                if self.desired.reboot_counter > reboots {
-                    self.notes = Some(Orders { start, counter, reboots: self.desired.reboot_counter, paused });
+                if self.desired.reboot_counter > self.actual.orders.reboots {
+                    self.notes = carried_out(&Operation::Reboot, &self.desired, &self.actual.orders);
                 }
                 self.must_look = true;
             }
@@ -417,7 +415,7 @@ impl Operations {
         let answer = answer.unwrap_or_default();
         match query {
             Command::QueryStatus => {
-                let guest = GuestState::from(read::<Status>(answer)?);
+                let guest = GuestState::from(read::<Status>(query, answer).ok()?);
                 if guest == GuestState::StoppedByDisk {
                     self.mended_at = None;
                 }
@@ -426,7 +424,7 @@ impl Operations {
             }
             // The machine type has a fixed number of CPUs.
             Command::QueryHotpluggableCpus if is_refused => self.actual.slots = Vec::new(),
-            Command::QueryHotpluggableCpus => self.actual.slots = read(answer)?,
+            Command::QueryHotpluggableCpus => self.actual.slots = read(query, answer).ok()?,
             Command::QueryBlock => {
                 answer.as_array()?;
                 self.actual.cds = cd_drives(&answer);
@@ -435,7 +433,7 @@ impl Operations {
                 }
             }
             Command::QueryBalloon if is_refused => self.memory = None,
-            Command::QueryBalloon => self.memory = Some(read::<Balloon>(answer)?.actual),
+            Command::QueryBalloon => self.memory = Some(read::<Balloon>(query, answer).ok()?.actual),
             _ => {}
         }
         Some(())
@@ -531,7 +529,7 @@ impl Operations {
             Act::Note(orders) => Action::Note(orders.clone()),
             Act::Step(Step::Must(command) | Step::May(command) | Step::Tray(command)) => Action::Send(command.clone()),
             Act::Step(Step::AskGuest) => Action::AskGuest,
-            Act::Step(Step::Release(_)) => {
+            Act::Step(Step::Release) => {
                 let until = Some(now + RELEASE);
                 self.waits.push(Wait { operation: run.operation, failure: None, until });
                 return None;
@@ -569,10 +567,6 @@ impl Operations {
         self.ask_again_at = None;
         Some(Action::AskMedia(cds))
     }
-}
-
-fn read<T: DeserializeOwned>(answer: Value) -> Option<T> {
-    serde_json::from_value(answer).ok()
 }
 
 #[cfg(test)]

@@ -175,11 +175,11 @@ impl VmReportStatus {
         status.pending_changes.extend(of_runner.filter(|change| !change.is_of_manager()));
         status.pod_uid = Some(pod_uid.to_owned());
         let before = status.runner.identity.take();
-        status.runner = runner;
-        status.runner.identity = match status.runner.identity.take() {
+        let identity = match runner.identity {
             Some(identity) => Some(identity.after(before)),
             None => before,
         };
+        status.runner = RunnerStatus { identity, ..runner };
     }
 }
 

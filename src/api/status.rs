@@ -335,7 +335,7 @@ fn claims(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// Devices as a map by `kind` and `name`.
-pub(super) fn devices(generator: &mut SchemaGenerator) -> Schema {
+fn devices(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<DeviceStatus>(generator, &["kind", "name"])
 }
 

@@ -65,9 +65,7 @@ impl Readiness {
     /// The problem, if a person must know of it.
     pub(super) fn problem(&self) -> Option<Problem> {
         match self {
-            Self::Not { problem, .. } if problem.what_to_do.is_some() || problem.reason.effect() == Effect::Warning => {
-                Some(problem.clone())
-            }
+            Self::Not { problem, .. } if problem.reason.effect() == Effect::Warning => Some(problem.clone()),
             Self::Ready(..) | Self::Not { .. } => None,
         }
     }

@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     cd::Answer,
-    changes::{CpuRule, Desired, pending},
+    changes::{CpuRule, Desired, attachments, pending},
     config::{self, Configuration},
     control::MediaQuestion,
     files::FileAccessError,
@@ -35,10 +35,7 @@ use super::{
     state::{MachineState, Orders, PasswordEnd, Phase},
     status_writer::VmResource,
 };
-use crate::{
-    process::{ErrorChain, follow::Follower},
-    runner_config::at_start::attachments,
-};
+use crate::process::{ErrorChain, follow::Follower};
 
 /// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT_PORT: &str = "guest-agent";
@@ -290,8 +287,8 @@ impl Agent {
         let machine = self.observation.machine.as_ref();
         let cpus = self.observation.cpus;
         self.observation.cds = machine.map(|machine| report::cds(machine, &config.vm)).unwrap_or_default();
-        let started = machine.and_then(|machine| machine.started_with.as_ref());
-        self.observation.attachments = started.map(|started| attachments(&started.vm, &config.vm)).unwrap_or_default();
+        self.observation.attachments =
+            machine.map(|machine| attachments(machine, &self.options.configuration)).unwrap_or_default();
         self.observation.pending =
             machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
         // What the machine role says of the CDs is a part of what the configuration has become.

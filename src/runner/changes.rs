@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     api::{Firmware, PendingChange, Subject},
-    runner_config::{LATEST_HARDWARE, VmSection, at_start},
+    runner_config::{
+        LATEST_HARDWARE, VmSection,
+        at_start::{self, Attachment},
+    },
 };
 
 /// The part of the configuration that can change while QEMU runs.
@@ -320,7 +323,7 @@ fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &Wanted
 pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration) -> Vec<PendingChange> {
     let Some(started) = &machine.started_with else { return Vec::new() };
     let desired = StartedWith::from(configuration);
-    let [current, wanted] = [&started.vm, &desired.vm].map(|vm| with_identity(vm, machine));
+    let [current, wanted] = compared(machine, started, configuration);
     let mut pending = at_start::at_start(&current, &wanted);
     let wanted = desired.vm.powerdown_timeout;
     if let Some(longest) = started.longest_powerdown.filter(|longest| wanted > *longest) {
@@ -350,6 +353,18 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
         pending.push(at_start::cloud_init());
     }
     pending
+}
+
+/// The devices that QEMU has, and those of its next start.
+pub fn attachments(machine: &MachineState, configuration: &Configuration) -> Vec<Attachment> {
+    let Some(started) = &machine.started_with else { return Vec::new() };
+    let [current, wanted] = compared(machine, started, configuration);
+    at_start::attachments(&current, &wanted)
+}
+
+/// The section `vm` with which QEMU was started, and that of its next start, so that they can be compared.
+fn compared(machine: &MachineState, started: &StartedWith, configuration: &Configuration) -> [VmSection; 2] {
+    [&started.vm, &configuration.config.vm].map(|vm| with_identity(vm, machine))
 }
 
 /// The section `vm` with what the VM has chosen itself.

@@ -1,5 +1,8 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::{
+    api::status::DeviceKind,
     runner::{cd::Medium, cloud_init::CloudInitFiles, state::Phase},
     runner_config::RunnerConfig,
 };
@@ -238,7 +241,17 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         phase: Phase::Running,
     };
     let paths = |edit: fn(&mut Value)| {
-        let pending = pending(&machine, 1, &config(&edit));
+        let configuration = config(&edit);
+        let pending = pending(&machine, 1, &configuration);
+        let of_device = |change: &PendingChange| match change.subject.clone()? {
+            Subject::Disk(name) => Some((DeviceKind::Disk, name)),
+            Subject::CdDrive(name) => Some((DeviceKind::CdDrive, name)),
+            Subject::Network(name) => Some((DeviceKind::Network, name)),
+            _ => None,
+        };
+        let changed = attachments(&machine, &configuration).into_iter().filter(|it| it.at_next_start.is_some());
+        let changed: BTreeSet<_> = changed.map(|it| (it.kind, it.name)).collect();
+        assert_eq!(changed, pending.iter().filter_map(of_device).collect(), "what waits is said alike of devices");
         pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");

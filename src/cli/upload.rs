@@ -51,6 +51,8 @@ use crate::{
 
 /// The file that the container waits for.
 const IMAGE: &str = "/download/image";
+/// Prints how much of it is there.
+const SIZE: &str = "stat -c %s /download/image";
 /// How often an upload that breaks off goes on without having got further.
 const BREAKS: usize = 20;
 /// How long to wait before something is tried again.
@@ -175,6 +177,7 @@ pub(super) async fn send(
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
     let again = command(vm.name(), vm.namespace(), file);
     let (mut before, mut breaks, mut sending, mut said) = (None, 0, None::<Seen>, RepeatFilter::default());
+    let mut arrived = None;
     loop {
         let state = container(vm, &found, sending.as_ref(), |seen| seen.import != Import::Waits);
         let state = match limit {
@@ -196,7 +199,11 @@ pub(super) async fn send(
         if sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid) {
             sending = Some(seen);
         }
-        let offset = match offset(&pod).await? {
+        let there = match arrived.take() {
+            Some(offset) => Ok(offset),
+            None => offset(&pod).await?,
+        };
+        let offset = match there {
             Ok(offset) => offset,
             Err(why) if breaks < BREAKS => {
                 if said.is_new(&why) {
@@ -242,7 +249,7 @@ pub(super) async fn send(
                 file.display()
             )));
         }
-        piece(&pod, vm, file, offset, size).await?;
+        arrived = piece(&pod, vm, file, offset, size).await?;
     }
 }
 
@@ -351,7 +358,7 @@ fn is_refused(told: &str) -> bool {
 /// If trying again does not help.
 async fn offset(pod: &InPod<'_>) -> Result<Result<u64, String>, Failure> {
     // The container makes the file when it starts.
-    let ask = format!("stat -c %s {IMAGE} 2>/dev/null || echo 0");
+    let ask = format!("{SIZE} 2>/dev/null || echo 0");
     let mut kubectl = tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
     let answer = kubectl.output().await.map_err(start_failed)?;
     let told = plain(String::from_utf8_lossy(&answer.stderr).trim());
@@ -363,17 +370,20 @@ async fn offset(pod: &InPod<'_>) -> Result<Result<u64, String>, Failure> {
     }
 }
 
-/// Sends the file from this place on, until it ends or the connection does.
-async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u64) -> Result<(), Failure> {
+/// Sends the file from this place on, until it ends or the connection does. Returns how much is there then, if the connection lasted. The shell that
+/// writes says it, because the container that has all of a small file may have ended before it can be asked.
+async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u64) -> Result<Option<u64>, Failure> {
     let wrong = FileError::io(file);
     let mut reader = File::open(file).map_err(&wrong)?;
     reader.seek(SeekFrom::Start(offset)).map_err(&wrong)?;
-    let write = format!("dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none");
+    let write = format!(
+        "dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none && {SIZE}"
+    );
     let mut kubectl =
         tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--stdin", "--quiet"], &["sh", "-c", &write]));
-    kubectl.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
+    kubectl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
     let mut kubectl = kubectl.spawn().map_err(start_failed)?;
-    let Some(mut stdin) = kubectl.stdin.take() else { return Ok(()) };
+    let Some(mut stdin) = kubectl.stdin.take() else { return Ok(None) };
     let (mut buffer, mut sent) = (vec![0; PIECE], offset);
     let mut progress = Progress::new(vm.name(), size);
     loop {
@@ -388,10 +398,12 @@ async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u
     }
     drop(stdin);
     progress.end();
-    if !kubectl.wait().await.map_err(start_failed)?.success() {
+    let ended = kubectl.wait_with_output().await.map_err(start_failed)?;
+    if !ended.status.success() {
         sleep(REST).await;
+        return Ok(None);
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&ended.stdout).trim().parse().ok())
 }
 
 /// How far an upload is: a line that is written again in a terminal, or a line for each tenth.

@@ -32,9 +32,9 @@ use self::{
     watch::Children,
 };
 use crate::{
-    access::MissingRule,
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::{Foreign, Refusal},
+    client::access::MissingRule,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},

@@ -56,6 +56,7 @@ pub mod people;
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
 pub mod power;
+#[deny(clippy::disallowed_methods)]
 pub mod relay;
 #[deny(clippy::disallowed_methods)]
 pub mod render;
@@ -78,21 +79,15 @@ pub mod metrics;
 pub mod process;
 
 // Reads and writes.
-#[cfg(any(feature = "cli", feature = "manager"))]
-pub mod access;
 #[cfg(any(feature = "cli", feature = "manager", feature = "web"))]
 pub mod actions;
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(any(feature = "cli", feature = "manager", feature = "vmctl", feature = "web"))]
+pub mod client;
 #[cfg(feature = "manager")]
 pub mod cluster;
-#[cfg(any(feature = "cli", feature = "manager"))]
-pub mod discovery;
-#[cfg(any(feature = "manager", feature = "web"))]
-pub mod events;
 pub mod files;
-#[cfg(any(feature = "manager", feature = "vmctl"))]
-pub mod give_up;
 #[cfg(feature = "local")]
 pub mod local;
 #[cfg(feature = "manager")]

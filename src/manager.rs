@@ -55,9 +55,9 @@ use self::{
     web_program::WebProgram,
 };
 use crate::{
+    client::events::EventRecorder,
     cluster::REQUESTS,
     config::{ReconcilerConfig, Scope},
-    events::EventRecorder,
     metrics::Metrics,
     process::{
         name_client,

@@ -12,9 +12,6 @@
 //! On the path of a console, the client's first message is a [`Hello`] as JSON in a text message. From then on binary messages are the bytes of
 //! the console, and text messages are [`News`] and [`Answer`]. The relay ends a connection with one of the codes of [`Closed`], and a reason for people.
 
-#[cfg(any(feature = "cli", feature = "web"))]
-pub mod client;
-
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};

@@ -284,7 +284,7 @@ mod documentation {
         files(&root().join("src"), &mut found);
         let names = found.iter().map(|path| path.strip_prefix(root().join("src")).unwrap().display().to_string());
         let logging = names.filter(|name| {
-            ["manager", "cluster", "events", "give_up", "node_devices", "runner", "process", "web"]
+            ["client", "cluster", "manager", "node_devices", "process", "runner", "web"]
                 .iter()
                 .any(|module| name.starts_with(module))
                 && Path::new(name).extension().is_some_and(|end| end == "rs")

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine, VmPool, login_pools::LoginPools},
-    discovery::Resources,
+    client::discovery::Resources,
     object::{HASH_ANNOTATION, ObjectKey, Rendered, Update},
     ownership::OBJECT_MANAGER,
     plan::{Action, DeleteReason},

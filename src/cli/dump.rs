@@ -35,8 +35,8 @@ use super::{
 };
 use crate::{
     actions::{FoundVm, VmHandle},
+    client::discovery::Resources,
     config::{Allowed, ReconcilerConfig},
-    discovery::Resources,
     explain::{Facts, page::Page},
     mask,
     object::{CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},

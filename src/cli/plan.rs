@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    discovery::Resources,
+    client::discovery::Resources,
     observed::Observed,
     plan::{
         effect::{Effect, Input, effect},

@@ -34,8 +34,9 @@ use super::{
 };
 use crate::{
     actions::VmHandle,
+    client::relay::Access,
     process::ErrorChain,
-    relay::{Answer, Closed, Console, Hello, News, Wish, client::Access, secret_name},
+    relay::{Answer, Closed, Console, Hello, News, Wish, secret_name},
 };
 
 /// The program that shows the screen, if no other one is named: virt-viewer's.
@@ -236,7 +237,7 @@ impl Screen {
     async fn carry<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         viewer: TcpStream,
-        relay: &mut crate::relay::client::Socket<S>,
+        relay: &mut crate::client::relay::Socket<S>,
         answers: &mut Answers,
     ) -> Result<(), Failure> {
         let (mut keys, mut screen) = viewer.into_split();

@@ -13,7 +13,7 @@ use super::{
     cluster::{self, Cluster, ClusterOptions},
     output::{Exit, Failure, note},
 };
-use crate::{access::Access, actions::FoundVm, api::VirtualMachine, process::ErrorChain};
+use crate::{actions::FoundVm, api::VirtualMachine, client::access::Access, process::ErrorChain};
 
 /// How many VMs a list has in one answer of the API server.
 pub(super) const CHUNK: u32 = 500;

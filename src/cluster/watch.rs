@@ -62,10 +62,9 @@ use super::{
     packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
 };
 use crate::{
-    access::Access,
     api::VirtualMachine,
     claims,
-    discovery::Resources,
+    client::{access::Access, discovery::Resources},
     metrics::Metrics,
     object::{ObjectKey, reports, selector, stateful_sets},
     observed::{Object, Observed},

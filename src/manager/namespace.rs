@@ -41,9 +41,9 @@ use super::{
 };
 use crate::{
     api::{full_name, login_pools::LoginPools},
+    client::events::EventRecorder,
     cluster::{Cluster, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
-    events::EventRecorder,
     metrics::Metrics,
     object::reports,
     process::{signals::terminated, slots::Slots},

@@ -31,9 +31,9 @@ use tracing::{debug, warn};
 use self::{check::Verdict, observe::View};
 use crate::{
     api::{VirtualMachine, login_pools::LoginPools, status::Retry},
+    client::events::EventRecorder,
     cluster::{ActionError, Cluster, Executed, api_label, packed::PackedVm, watch::WatchError},
     config::ReconcilerConfig,
-    events::EventRecorder,
     manager::{
         agents::Agents, debug::DebugRecords, renderer::Renderer, surroundings::Surroundings, templates::InForce,
         unrest::Unrest, written::Written,

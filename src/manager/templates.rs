@@ -39,9 +39,9 @@ use super::{
 };
 use crate::{
     api::{Reason, VirtualMachine, reasons::Event},
+    client::events::EventRecorder,
     cluster::{ActionError, Cluster, list_watch::list_watch, rights::Rights},
     config::ReconcilerConfig,
-    events::EventRecorder,
     files::{self, FileError},
     metrics::Metrics,
     object::{Rendered, SET_LABEL, builtin_kinds, stateful_sets},

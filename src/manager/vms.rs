@@ -23,11 +23,11 @@ use tracing::{info, warn};
 use super::web::{HealthPart, Readiness};
 use crate::{
     api::{Reason, VirtualMachine, reasons},
+    client::events::EventRecorder,
     cluster::{
         list_watch::{self, list_watch},
         packed::{PackedVm, Shapes},
     },
-    events::EventRecorder,
     metrics::Metrics,
     process::{ErrorChain, RepeatFilter},
 };

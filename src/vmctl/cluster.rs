@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    give_up::give_up,
+    client::give_up::give_up,
     object::{INSTANCE_LABEL, ephemeral_claim},
     observed::vms_pod::vms_pod,
 };

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::{passwords::Attempt, rows::Act};
 use crate::{
     api::VirtualMachine,
-    events::EventRecorder,
+    client::events::EventRecorder,
     relay::{Console, Wish},
 };
 

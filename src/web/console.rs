@@ -41,9 +41,10 @@ use super::{
 };
 use crate::{
     api::{Clipboard, VirtualMachine},
+    client::relay::Socket,
     people::{Right, Rights},
     process::signals::terminated,
-    relay::{Answer, Closed, Console, Hello, News, Wish, client::Socket},
+    relay::{Answer, Closed, Console, Hello, News, Wish},
 };
 
 /// The longest message of a browser, in bytes: what the relay takes.

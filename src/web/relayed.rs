@@ -12,12 +12,9 @@ use tokio_tungstenite::tungstenite::Message;
 use super::app::App;
 use crate::{
     api::VirtualMachine,
+    client::relay::{Access, Socket},
     process::ErrorChain,
-    relay::{
-        LONGEST_PICTURE, PICTURE,
-        client::{Access, Socket},
-        secret_name,
-    },
+    relay::{LONGEST_PICTURE, PICTURE, secret_name},
 };
 
 /// How long the relay may take to answer.

@@ -108,7 +108,7 @@ async fn the_relays_secret_is_made_once_for_each_vm_and_again_when_it_is_deleted
     let of = async |vm: &str| secrets.get(&format!("{vm}-relay")).await.unwrap();
     let apple = of("apple").await;
     let data = apple.data.clone().unwrap();
-    vm_operator::relay::client::Access::new(&data["tls.crt"].0, &data["token"].0).unwrap();
+    vm_operator::client::relay::Access::new(&data["tls.crt"].0, &data["token"].0).unwrap();
     assert_eq!(data["token"].0.len(), 64);
     let pears = of("pear").await.data.unwrap();
     for key in ["tls.crt", "tls.key", "token"] {

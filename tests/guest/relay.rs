@@ -16,10 +16,8 @@ use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::tungstenite::{self, Message};
 use vm_operator::{
     api::stats::GuestStats,
-    relay::{
-        Answer, Closed, Console, FIGURES, Hello, Mode, News, PICTURE, VIEWERS, Viewer, Wish,
-        client::{Access, Error, Socket},
-    },
+    client::relay::{Access, Error, Socket},
+    relay::{Answer, Closed, Console, FIGURES, Hello, Mode, News, PICTURE, VIEWERS, Viewer, Wish},
     runner::stats::cpu_time,
 };
 

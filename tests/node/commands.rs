@@ -134,7 +134,10 @@ pub async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
 pub async fn the_relay_leads_to_the_guests_consoles(namespace: &TestNamespace, port: Option<u16>) {
     use futures::{SinkExt, StreamExt};
     use tokio_tungstenite::tungstenite::Message;
-    use vm_operator::relay::{Console, Hello, PORT, Wish, client::Access};
+    use vm_operator::{
+        client::relay::Access,
+        relay::{Console, Hello, PORT, Wish},
+    };
 
     assert_eq!(port, Some(PORT));
     let (_tools, mut command) = kubectl(namespace, &["port-forward", "pod/demo", &format!(":{PORT}")]);

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     api::VirtualMachine,
+    client::discovery::Resources,
     config::ReconcilerConfig,
-    discovery::Resources,
     object::{ObjectKey, Rendered, is_builtin_kind},
     observed::Observed,
     plan::{Plan, effect::refusals, kinds, plan},

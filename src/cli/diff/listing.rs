@@ -17,7 +17,7 @@ use super::super::{installed::unknown, output::Failure, vms::CHUNK};
 use crate::{
     api::VirtualMachine,
     claims,
-    discovery::Resources,
+    client::discovery::Resources,
     object::{
         COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION, builtin_kinds, named_vm, selector,
         stateful_sets,

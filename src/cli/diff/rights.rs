@@ -10,7 +10,7 @@ use kube::{
 use tokio::sync::Mutex;
 
 use super::super::output::note;
-use crate::{access::Access, process::ErrorChain};
+use crate::{client::access::Access, process::ErrorChain};
 
 /// The name of the manager's Deployment.
 const DEPLOYMENT: &str = "vm-operator";

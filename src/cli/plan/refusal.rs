@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::VirtualMachine,
-    discovery::Resources,
+    client::discovery::Resources,
     object::{Rendered, is_builtin_kind},
     process::ErrorChain,
     render::{

@@ -78,7 +78,7 @@ impl Access {
         Self::new(part("tls.crt").unwrap_or_default(), part("token").unwrap_or_default())
     }
 
-    /// Opens the path, one of those that [the protocol](super) has, over a connection to the relay's port.
+    /// Opens the path, one of those that [the protocol](crate::relay) has, over a connection to the relay's port.
     ///
     /// # Errors
     /// If the relay is another one, or does not let the client in.

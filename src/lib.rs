@@ -15,63 +15,11 @@
 
 // Pure: no async, no client, no clock, no randomness.
 #[deny(clippy::disallowed_methods)]
-pub mod advice;
-#[deny(clippy::disallowed_methods)]
-pub mod allowed;
-#[deny(clippy::disallowed_methods)]
-pub mod api;
-#[deny(clippy::disallowed_methods)]
-pub mod assignment;
-#[deny(clippy::disallowed_methods)]
-pub mod claims;
-#[deny(clippy::disallowed_methods)]
-pub mod config;
-#[deny(clippy::disallowed_methods)]
-pub mod entries;
-#[deny(clippy::disallowed_methods)]
-pub mod exchange;
-#[deny(clippy::disallowed_methods)]
-pub mod explain;
-#[cfg(feature = "cli")]
-#[deny(clippy::disallowed_methods)]
-pub mod import;
-#[deny(clippy::disallowed_methods)]
-pub mod jinja;
-#[deny(clippy::disallowed_methods)]
-pub mod kvm;
-#[cfg(feature = "schema")]
-#[deny(clippy::disallowed_methods)]
-pub mod lint;
-#[deny(clippy::disallowed_methods)]
-pub mod mask;
-#[deny(clippy::disallowed_methods)]
-pub mod object;
-#[deny(clippy::disallowed_methods)]
-pub mod observed;
-#[deny(clippy::disallowed_methods)]
-pub mod ownership;
-#[deny(clippy::disallowed_methods)]
-pub mod people;
-#[deny(clippy::disallowed_methods)]
-pub mod plan;
-#[deny(clippy::disallowed_methods)]
-pub mod power;
-#[deny(clippy::disallowed_methods)]
-pub mod relay;
-#[deny(clippy::disallowed_methods)]
-pub mod render;
-#[deny(clippy::disallowed_methods)]
-pub mod runner_config;
-#[deny(clippy::disallowed_methods)]
-pub mod schedule;
-#[deny(clippy::disallowed_methods)]
-pub mod status;
+mod pure;
+pub use pure::*;
+
 #[cfg(test)]
 mod test_support;
-#[deny(clippy::disallowed_methods)]
-pub mod user_data;
-#[deny(clippy::disallowed_methods)]
-pub mod yaml;
 
 // Ground: what the programs need of their own process.
 #[cfg(feature = "manager")]

@@ -292,7 +292,7 @@ async fn a_file_is_uploaded_and_goes_on_where_it_broke_off() {
 #[tokio::test]
 async fn an_imported_vm_stays_stopped_and_its_disks_can_be_filled() {
     let ns = ManagedNamespace::new("import").await;
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/import/tests/libvirt.xml");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/pure/import/tests/libvirt.xml");
     let place = ns.namespace.name();
     let import = ["import", file, "--strict", "--name", "web"];
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(import).args(["-n", place]).output();

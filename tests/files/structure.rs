@@ -78,12 +78,27 @@ fn first_name(path: &str) -> Option<String> {
     (end > 0).then(|| path[..end].to_owned())
 }
 
-/// The top-level modules of the library, by their sources.
+/// The folder of the pure modules, which the crate has under their own names.
+const PURE: &str = "pure";
+
+/// The module of a file: the first part of its path, or the second one in the folder of the pure modules. The file that lists them is none.
+fn module_of(file: &Path) -> Option<String> {
+    let path = file.strip_prefix(root().join("src")).unwrap().with_extension("");
+    let name = path.iter().find(|part| *part != PURE)?;
+    Some(name.to_str().unwrap().to_owned())
+}
+
+/// The folder in which the files of a module are.
+fn folder_of(module: &str) -> PathBuf {
+    let pure = root().join("src").join(PURE).join(module);
+    if pure.with_extension("rs").is_file() { pure } else { root().join("src").join(module) }
+}
+
+/// The modules of the library, by their sources.
 fn modules() -> Imports {
     let mut imports = Imports::new();
     for file in sources(&root().join("src")) {
-        let path = file.strip_prefix(root().join("src")).unwrap().with_extension("");
-        let module = path.iter().next().unwrap().to_str().unwrap().to_owned();
+        let Some(module) = module_of(&file) else { continue };
         let mut names = names_after("crate::", &code(&fs::read_to_string(&file).unwrap()));
         names.remove(&module);
         imports.entry(module).or_default().extend(names);
@@ -91,15 +106,23 @@ fn modules() -> Imports {
     imports
 }
 
-/// The rows `| module | imports | ...` of the table in ARCHITECTURE.md, from the ground up.
-fn table() -> Vec<(String, BTreeSet<String>)> {
+/// A row of the table in ARCHITECTURE.md.
+struct Row {
+    module: String,
+    imports: BTreeSet<String>,
+    is_pure: bool,
+}
+
+/// The rows `| module | imports | what it does | pure |`, from the ground up.
+fn table() -> Vec<Row> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let (_, table) = text.split_once("| module | imports |").unwrap();
+    let (_, table) = text.split_once("| module | imports | what it does | pure |").unwrap();
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|')).map(|line| {
         let mut cells = line.split('|').skip(1);
         let module = quoted(cells.next().unwrap()).remove(0);
-        (module, quoted(cells.next().unwrap()).into_iter().collect())
+        let imports = quoted(cells.next().unwrap()).into_iter().collect();
+        Row { module, imports, is_pure: line.ends_with("| yes |") }
     });
     rows.collect()
 }
@@ -108,7 +131,7 @@ fn table() -> Vec<(String, BTreeSet<String>)> {
 fn modules_import_what_the_table_says_and_only_downwards() {
     let (modules, table) = (modules(), table());
     let mut below = BTreeSet::new();
-    for (module, allowed) in &table {
+    for Row { module, imports: allowed, .. } in &table {
         let imports =
             modules.get(module).unwrap_or_else(|| panic!("ARCHITECTURE.md names {module}, which is no module"));
         assert_eq!(imports, allowed, "what {module} imports, and what ARCHITECTURE.md says");
@@ -116,14 +139,27 @@ fn modules_import_what_the_table_says_and_only_downwards() {
         assert!(upwards.is_empty(), "{module} imports {upwards:?}, which stand below it in the table");
         below.insert(module.clone());
     }
-    let known: BTreeSet<_> = table.into_iter().map(|(module, _)| module).collect();
+    let known: BTreeSet<_> = table.into_iter().map(|row| row.module).collect();
     assert_eq!(modules.into_keys().collect::<BTreeSet<_>>(), known, "every module has its row");
+}
+
+#[test]
+fn what_is_pure_is_in_its_folder_and_imports_nothing_else() {
+    let mut pure = BTreeSet::new();
+    for Row { module, imports, is_pure } in table() {
+        assert_eq!(folder_of(&module).starts_with(root().join("src").join(PURE)), is_pure, "where {module} is");
+        if is_pure {
+            assert!(imports.is_subset(&pure), "{module} imports {:?}", imports.difference(&pure).collect::<Vec<_>>());
+            pure.insert(module);
+        }
+    }
+    assert!(pure.len() > 20, "{pure:?}");
 }
 
 /// The files within a module, by their imports of each other. What a file takes from the module's own file is left out: that is the
 /// frame in which they stand.
 fn files_within(module: &str) -> Imports {
-    let folder = root().join("src").join(module);
+    let folder = folder_of(module);
     let stem = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
     let files: Vec<PathBuf> = if folder.is_dir() { sources(&folder) } else { Vec::new() };
     let files: Vec<PathBuf> = files.into_iter().filter(|file| file.parent() == Some(&folder)).collect();

@@ -2,15 +2,15 @@
 
 /// The built-in templates, from `templates/`.
 pub const BUILTIN: [(&str, &str); 9] = [
-    ("cloud-init-config-map.yaml.j2", include_str!("../../templates/cloud-init-config-map.yaml.j2")),
-    ("cloud-init-secret.yaml.j2", include_str!("../../templates/cloud-init-secret.yaml.j2")),
-    ("config-map.yaml.j2", include_str!("../../templates/config-map.yaml.j2")),
-    ("disk-pvcs.yaml.j2", include_str!("../../templates/disk-pvcs.yaml.j2")),
-    ("display-secret.yaml.j2", include_str!("../../templates/display-secret.yaml.j2")),
-    ("pod.yaml.j2", include_str!("../../templates/pod.yaml.j2")),
-    ("relay-secret.yaml.j2", include_str!("../../templates/relay-secret.yaml.j2")),
-    ("runner-data-pvc.yaml.j2", include_str!("../../templates/runner-data-pvc.yaml.j2")),
-    ("service.yaml.j2", include_str!("../../templates/service.yaml.j2")),
+    ("cloud-init-config-map.yaml.j2", include_str!("../../../templates/cloud-init-config-map.yaml.j2")),
+    ("cloud-init-secret.yaml.j2", include_str!("../../../templates/cloud-init-secret.yaml.j2")),
+    ("config-map.yaml.j2", include_str!("../../../templates/config-map.yaml.j2")),
+    ("disk-pvcs.yaml.j2", include_str!("../../../templates/disk-pvcs.yaml.j2")),
+    ("display-secret.yaml.j2", include_str!("../../../templates/display-secret.yaml.j2")),
+    ("pod.yaml.j2", include_str!("../../../templates/pod.yaml.j2")),
+    ("relay-secret.yaml.j2", include_str!("../../../templates/relay-secret.yaml.j2")),
+    ("runner-data-pvc.yaml.j2", include_str!("../../../templates/runner-data-pvc.yaml.j2")),
+    ("service.yaml.j2", include_str!("../../../templates/service.yaml.j2")),
 ];
 
 /// The blocks of the built-in templates: template, block, purpose, first version. They are an interface: a block keeps its name and its

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_page_has_all_causes() {
-        let page = include_str!("../../docs/commands.md");
+        let page = include_str!("../../../docs/commands.md");
         assert!(page.contains(&Cause::markdown()), "docs/commands.md lacks the table\n{}", Cause::markdown());
     }
 }

@@ -103,7 +103,7 @@ fn base_is_the_template_of_the_layer_below_in_each_layer() {
     let lineage: Vec<&str> = lineage.iter().map(|from| from.file.as_str()).collect();
     assert_eq!(lineage, ["sets/desktop/pod.yaml.j2", "pod.yaml.j2", "builtin/pod.yaml.j2"]);
     let place = library.get(Some("desktop")).unwrap().place_of("pod.yaml.j2", "Pod").unwrap();
-    let builtin = include_str!("../../../templates/pod.yaml.j2");
+    let builtin = include_str!("../../../../templates/pod.yaml.j2");
     assert_eq!((place.0.as_str(), builtin.lines().nth(place.1 - 1)), ("builtin/pod.yaml.j2", Some("kind: Pod")));
     assert_eq!(library.get(None).unwrap().place_of("pod.yaml.j2", "Service"), None);
 }

@@ -10,7 +10,7 @@ use super::{VirtualMachine, VmPool, VmReport};
 /// # Errors
 /// If a CRD can't be written as YAML.
 pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
-    const HEAD: &str = "# Made from the types in src/api.rs by `make crds`; change those.\n";
+    const HEAD: &str = "# Made from the types in src/pure/api.rs by `make crds`; change those.\n";
     crds().into_iter().map(|(file, crd)| Ok((file, format!("{HEAD}{}", serde_saphyr::to_string(&crd)?)))).collect()
 }
 

@@ -48,7 +48,7 @@ fn vms_have_services_only_if_the_key_is_true_or_a_map() {
 /// A file of the VM-Operator in Java, with the parts of its web interface.
 #[test]
 fn the_file_of_the_original_operator_is_read_with_all_its_keys() {
-    let config = Config::parse(include_str!("../../tests/predecessor/config.yaml")).unwrap();
+    let config = Config::parse(include_str!("../../../tests/predecessor/config.yaml")).unwrap();
     assert_eq!(config.namespace, Some(Scope::of(vec!["vmop".into()])));
     let reconciler = config.reconciler;
     assert_eq!(reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("rook-cephfs"));

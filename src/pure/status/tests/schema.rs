@@ -7,7 +7,7 @@ use fastrand::Rng;
 use super::*;
 use crate::api::crd::crds;
 
-#[path = "../../../tests/support/status_schema.rs"]
+#[path = "../../../../tests/support/status_schema.rs"]
 mod status_schema;
 
 use status_schema::StatusSchema;

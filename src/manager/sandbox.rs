@@ -10,8 +10,11 @@
 use std::{
     collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
+    iter,
     os::unix::process::ExitStatusExt,
+    panic::resume_unwind,
     process::ExitStatus,
+    thread,
     time::Duration,
 };
 
@@ -26,7 +29,7 @@ use crate::{
     process::limited,
     render::{
         self, RandomInput, TemplateError, TemplateSet,
-        check::{self, Bystander, Outcome, Refusal},
+        check::{self, Bystander, Change, Judged, Outcome, Refusal},
         templates::Layers,
     },
 };
@@ -36,6 +39,10 @@ pub const COMMAND: &str = "check-templates";
 /// The CPU time that a check may take, in seconds, and the time.
 const CPU: u64 = 60;
 const TIME: Duration = Duration::from_secs(120);
+/// How many bytes of VMs are judged at a time. A large VM is judged alone, because it needs a hundred times its size.
+const AT_A_TIME: usize = 256 << 10;
+/// How many threads judge VMs at most. The stack of each counts as memory of the process.
+const THREADS: usize = 4;
 /// How many VMs may be left out, because they are too large by themselves.
 const MOST_LEFT_OUT: usize = 20;
 /// The signals SIGKILL and SIGXCPU, with which the kernel ends a process that takes too much time.
@@ -83,7 +90,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs [`check::check_change`] in a separate process. `old_config` is the configuration in force, if it is another one than `config`. A VM for
+/// Checks a [`Change`] in a separate process. `old_config` is the configuration in force, if it is another one than `config`. A VM for
 /// which the process has not enough memory or time although the set in use is not different in this is left out: one VM must not hold up the
 /// others.
 ///
@@ -225,6 +232,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
     let (new, old) = (compiled(new)?, old.map(compiled).transpose()?);
+    let change = Change { old: old.as_ref(), old_config, new: &new, config: &config };
     let lines = lines.map_while(Result::ok);
     let parsed = |line: &str| {
         let CheckedVm { vm, observed } = serde_json::from_str(line).ok()?;
@@ -243,17 +251,47 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
             let Some((vm, observed)) = parsed(line) else { continue };
             render::trace(&vm, &observed, &config, &random, &new, &mut say)?;
             say("(all templates)")?;
-            let _ = check::check_change(old.as_ref(), old_config, &new, &config, Vec::new(), [(vm, observed)]);
+            let _ = check::outcome(Vec::new(), [change.judge(vm, observed)]);
         }
         return Ok(());
     }
-    let vms = lines.filter_map(|line| parsed(line.split_once('\t')?.1));
-    let report = match check::check_change(old.as_ref(), old_config, &new, &config, bystanders, vms) {
+    let judge = |line: &str| {
+        let (vm, observed) = parsed(line.split_once('\t')?.1)?;
+        Some(change.judge(vm, observed))
+    };
+    let report = match check::outcome(bystanders, judged(lines, judge)) {
         Ok(outcome) => Report::Checked(outcome),
         Err(refusal) => Report::Refused(refusal),
     };
     serde_json::to_writer(output, &report)?;
     Ok(())
+}
+
+/// The VMs of these lines as they were judged, in the order of the lines. Several threads judge, some VMs at a time.
+fn judged(
+    mut lines: impl Iterator<Item = String>,
+    judge: impl Fn(&str) -> Option<Judged> + Sync,
+) -> impl Iterator<Item = Judged> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let batches = iter::from_fn(move || {
+        let (mut batch, mut size) = (Vec::new(), 0);
+        while size < AT_A_TIME
+            && let Some(line) = lines.next()
+        {
+            size += line.len();
+            batch.push(line);
+        }
+        (!batch.is_empty()).then_some(batch)
+    });
+    batches.flat_map(move |batch| {
+        thread::scope(|scope| {
+            let part = |lines: &[String]| lines.iter().filter_map(|line| judge(line)).collect::<Vec<_>>();
+            let parts = batch.chunks(batch.len().div_ceil(threads)).map(|lines| scope.spawn(move || part(lines)));
+            let parts: Vec<_> = parts.collect();
+            let join = |part: thread::ScopedJoinHandle<'_, _>| part.join().unwrap_or_else(|panic| resume_unwind(panic));
+            parts.into_iter().flat_map(join).collect::<Vec<_>>()
+        })
+    })
 }
 
 #[cfg(test)]
@@ -293,6 +331,23 @@ mod tests {
         assert!(of_pear.contains(&"builtin/pod.yaml.j2\torchard/pear"), "{of_pear:?}");
         assert_eq!(last_line(printed.as_bytes()), ("(all templates)".into(), "orchard/pear".into()));
         assert_eq!(last_line(b""), ("(a template)".into(), String::new()));
+    }
+
+    #[test]
+    fn the_first_vm_that_can_not_be_rendered_is_named_wherever_it_was_judged() {
+        let files = [("x.yaml.j2".to_owned(), "{{ values.missing.deep }}".to_owned())].into();
+        let set = TemplateSet::layered(&files, None).unwrap();
+        let (builtin, config) = (TemplateSet::builtin().unwrap(), ReconcilerConfig::default());
+        let change = Change { old: Some(&builtin), old_config: &config, new: &set, config: &config };
+        // Each batch has several of them.
+        let vms: Vec<_> =
+            (0..200).map(|number| vm(|vm| vm["metadata"]["name"] = json!(format!("vm-{number}")))).collect();
+        let lines = vms.iter().map(|vm| vm.metadata.name.clone().unwrap() + &" ".repeat(AT_A_TIME / 20));
+        let named = |line: &str| vms.iter().find(|vm| vm.metadata.name.as_deref() == Some(line.trim())).cloned();
+        let all = judged(lines, |line| Some(change.judge(named(line)?, nothing())));
+        let mut seen = 0;
+        let refusal = check::outcome(Vec::new(), all.skip(50).inspect(|_| seen += 1)).unwrap_err();
+        assert_eq!((refusal.vm.metadata.name.as_deref(), seen), (Some("vm-50"), 1));
     }
 
     #[test]

@@ -119,76 +119,85 @@ impl Bystander {
     }
 }
 
-/// Renders all VMs with the current set and with the new one, under one configuration: [`check_change`].
-///
-/// # Errors
-/// As [`check_change`].
-pub fn check(
-    old: Option<&TemplateSet>,
-    new: &TemplateSet,
-    vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
-    config: &ReconcilerConfig,
-) -> Result<Outcome, Refusal> {
-    check_change(old, config, new, config, Vec::new(), vms)
+/// The set in use and the one that is to be used, each with its configuration.
+#[derive(Clone, Copy)]
+pub struct Change<'a> {
+    /// The set in use, if there is one.
+    pub old: Option<&'a TemplateSet>,
+    /// The configuration in force.
+    pub old_config: &'a ReconcilerConfig,
+    /// The new set.
+    pub new: &'a TemplateSet,
+    /// The configuration with which it is used.
+    pub config: &'a ReconcilerConfig,
 }
 
-/// Renders all VMs with the current set and configuration, and with the new ones. A VM that runs is also rendered as it is when it is stopped,
-/// and as it was when it was new: a set that needs what only a running VM has would keep it from its next start.
-///
-/// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
-/// no values of its own, the defaults of the set do not match its schema.
-///
-/// `bystanders` are the VMs of other sets.
-///
-/// # Errors
-/// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
-pub fn check_change(
-    old: Option<&TemplateSet>,
-    old_config: &ReconcilerConfig,
-    new: &TemplateSet,
-    config: &ReconcilerConfig,
-    mut bystanders: Vec<Bystander>,
-    vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
-) -> Result<Outcome, Refusal> {
-    let random = RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() };
-    let mut outcome = Outcome::default();
-    let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
-    let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
-    let mut of_defaults = None;
-    let (mut owners, mut claims) = (HashMap::new(), Claims::default());
-    for (vm, observed) in vms {
-        let before = old.map(|old| render(&vm, &observed, old_config, &random, old));
+/// What a [`Change`] does to one VM.
+pub struct Judged(Verdict);
+
+enum Verdict {
+    /// The new set renders the VM.
+    Rendered(Box<Compared>),
+    /// The VM's values do not match the schema of the new set.
+    Misfit {
+        vm: Bystander,
+        /// The versions of its templates, which it keeps.
+        versions: Vec<String>,
+        /// It sets no values of its own, so it is the defaults of the set that do not match.
+        of_defaults: Option<Refusal>,
+    },
+    /// The VM is not rendered with the set in use either.
+    Unchecked(Bystander),
+    /// The set can't be used.
+    Refused(Refusal),
+}
+
+/// A VM with its objects before and after a change.
+struct Compared {
+    vm: VirtualMachine,
+    observed: Observed,
+    /// `None`: the set in use does not render the VM.
+    before: Option<Vec<Rendered>>,
+    after: Vec<Rendered>,
+}
+
+/// What the check renders in the place of random values.
+fn sample_values() -> RandomInput {
+    RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() }
+}
+
+impl Change<'_> {
+    /// Renders a VM before and after. A VM that runs is also rendered as it is when it is stopped, and as it was when it was new: a set that needs
+    /// what only a running VM has would keep it from its next start. This takes nearly all the time of a check, and depends on no other VM.
+    pub fn judge(self, vm: VirtualMachine, observed: Observed) -> Judged {
+        Judged(self.verdict(vm, observed).unwrap_or_else(Verdict::Refused))
+    }
+
+    fn verdict(self, vm: VirtualMachine, observed: Observed) -> Result<Verdict, Refusal> {
+        let Self { old, old_config, new, config } = self;
+        let random = sample_values();
+        let before = old.and_then(|old| render(&vm, &observed, old_config, &random, old).ok());
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
             // With another configuration the values of all VMs are others.
             Err(error) if error.of_values && old_config == config => {
                 let from = vm.status.as_ref().and_then(|status| status.templates.as_ref());
-                outcome.kept_versions.extend(from.and_then(|from| from.version.clone()));
-                outcome
-                    .kept_versions
-                    .extend(old.filter(|_| matches!(before, Some(Ok(_)))).map(|old| old.version().to_owned()));
-                outcome.misfits += 1;
-                bystanders.push(Bystander::of(&vm, &observed));
-                let has_values =
-                    vm.spec.template_values.as_ref().and_then(Value::as_object).is_some_and(|it| !it.is_empty());
-                if !has_values && matches!(before, Some(Ok(_))) {
-                    let error = TemplateError { of_values: false, ..error };
-                    of_defaults.get_or_insert_with(|| refusal(&vm, error));
-                }
-                continue;
+                let version = from.and_then(|from| from.version.clone());
+                let in_use = old.filter(|_| before.is_some()).map(|old| old.version().to_owned());
+                let values = vm.spec.template_values.as_ref().and_then(Value::as_object);
+                let has_values = values.is_some_and(|it| !it.is_empty());
+                let of_defaults = (!has_values && before.is_some())
+                    .then(|| refusal(&vm, TemplateError { of_values: false, ..error }));
+                let versions = version.into_iter().chain(in_use).collect();
+                return Ok(Verdict::Misfit { vm: Bystander::of(&vm, &observed), versions, of_defaults });
             }
             // No set can help what is not allowed. An error that the VM had before is in its condition.
-            Err(error) if error.not_allowed || !matches!(before, Some(Ok(_))) => {
-                bystanders.push(Bystander::of(&vm, &observed));
-                continue;
+            Err(error) if error.not_allowed || before.is_none() => {
+                return Ok(Verdict::Unchecked(Bystander::of(&vm, &observed)));
             }
             Err(error) => return Err(refusal(&vm, error)),
         };
-        let is_rendered = matches!(before, Some(Ok(_)));
-        let before = before.and_then(Result::ok).unwrap_or_default();
-        let in_use = || {
-            if is_rendered { Some(before.clone()) } else { former_objects(&vm, &observed, old, old_config, &random) }
-        };
+        let in_use = || before.clone().or_else(|| former_objects(&vm, &observed, old, old_config, &random));
         if let Some(error) = loss(&vm, &observed, &after, in_use) {
             return Err(refusal(&vm, error));
         }
@@ -203,56 +212,118 @@ pub fn check_change(
                 return Err(refusal(&vm, TemplateError { message, ..error }));
             }
         }
-        outcome.vms += 1;
-        note_uses(&mut uses, &vm, &after);
+        Ok(Verdict::Rendered(Box::new(Compared { vm, observed, before, after })))
+    }
+}
+
+/// Renders all VMs with the set in use and with the new one, under one configuration: [`Change::judge`], [`outcome`].
+///
+/// # Errors
+/// As [`outcome`].
+pub fn check(
+    old: Option<&TemplateSet>,
+    new: &TemplateSet,
+    vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+    config: &ReconcilerConfig,
+) -> Result<Outcome, Refusal> {
+    let change = Change { old, old_config: config, new, config };
+    outcome(Vec::new(), vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
+}
+
+/// What a change does to all VMs together, each as it was judged. `bystanders` are the VMs of other sets.
+///
+/// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
+/// no values of its own, the defaults of the set do not match its schema.
+///
+/// # Errors
+/// The first VM that the set in use renders and the new one does not. Without a set in use there is no such VM.
+pub fn outcome(mut bystanders: Vec<Bystander>, judged: impl IntoIterator<Item = Judged>) -> Result<Outcome, Refusal> {
+    let mut together = Together::default();
+    let mut first_of_defaults = None;
+    for Judged(verdict) in judged {
+        match verdict {
+            Verdict::Rendered(compared) => together.add(*compared)?,
+            Verdict::Misfit { vm, versions, of_defaults } => {
+                together.outcome.kept_versions.extend(versions);
+                together.outcome.misfits += 1;
+                bystanders.push(vm);
+                first_of_defaults = first_of_defaults.or(of_defaults);
+            }
+            Verdict::Unchecked(vm) => bystanders.push(vm),
+            Verdict::Refused(refusal) => return Err(refusal),
+        }
+    }
+    let outcome = together.finish(&bystanders)?;
+    match first_of_defaults.filter(|_| outcome.vms == 0) {
+        Some(refusal) => Err(refusal),
+        None => Ok(outcome),
+    }
+}
+
+/// What is known of the VMs that were looked at so far.
+#[derive(Default)]
+struct Together {
+    outcome: Outcome,
+    samples: BTreeMap<(String, String), Vec<Sample>>,
+    uses: BTreeMap<(String, String), Use>,
+    owners: HashMap<Place, Owner>,
+    claims: Claims,
+}
+
+impl Together {
+    fn add(&mut self, Compared { vm, observed, before, after }: Compared) -> Result<(), Refusal> {
+        let is_rendered = before.is_some();
+        let before = before.unwrap_or_default();
+        self.outcome.vms += 1;
+        note_uses(&mut self.uses, &vm, &after);
         let bare = Arc::new(metadata(&vm));
         let rendered = before.iter().filter(|object| object.key.is_claim()).map(|object| object.key.name.as_str());
-        claims.add_vm(
+        self.claims.add_vm(
             &vm.full_name(),
             vm.metadata.namespace.as_deref(),
             mounts::claims_of(&vm, &observed).chain(rendered),
         );
-        claims.add_mounts(&bare, &after);
+        self.claims.add_mounts(&bare, &after);
         for object in &after {
-            note_owner(&mut owners, &bare, object, &before).map_err(|error| refusal(&vm, error))?;
+            note_owner(&mut self.owners, &bare, object, &before).map_err(|error| refusal(&vm, error))?;
         }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
-        let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
-        outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
+        let changed: Vec<&Rendered> = after.iter().filter(|object| !is_same(object)).collect();
+        self.outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
         for object in changed {
-            if let Some(problem) = valid::problem(&object).filter(|_| is_rendered) {
-                if former(&before, &object).is_some_and(|former| valid::problem(former).is_some()) {
+            if let Some(problem) = valid::problem(object).filter(|_| is_rendered) {
+                if former(&before, object).is_some_and(|former| valid::problem(former).is_some()) {
                     // The VM reports it already.
                     continue;
                 }
                 let error = TemplateError::refused(&object.template, format!("{}: {problem}", object.key));
                 return Err(refusal(&vm, error));
             }
-            let exists = changes_existing(&observed, &object);
+            let exists = changes_existing(&observed, object);
             let key = (object.template.clone(), format!("{exists} {}", shape(&object.value)));
-            if samples.len() < SAMPLES || samples.contains_key(&key) {
-                let former = former(&before, &object).cloned();
+            if self.samples.len() < SAMPLES || self.samples.contains_key(&key) {
+                let former = former(&before, object).cloned();
                 let sample = || Sample { vm: metadata(&vm), object: object.clone(), former: former.clone(), exists };
-                add_sample(samples.entry(key).or_default(), &vm, sample);
+                add_sample(self.samples.entry(key).or_default(), &vm, sample);
             }
         }
+        Ok(())
     }
-    for Bystander { vm, namespace, objects, claims: its } in &bystanders {
-        claims.add_vm(vm, namespace.as_deref(), its.iter().map(String::as_str));
-        let taken = objects.iter().find_map(|key| owners.get(&place(namespace.as_deref(), key)));
-        if let Some(owner) = taken.filter(|owner| !owner.is_own) {
-            return Err(refusal(&owner.vm, owner.rendered_twice(vm)));
+
+    fn finish(mut self, bystanders: &[Bystander]) -> Result<Outcome, Refusal> {
+        for Bystander { vm, namespace, objects, claims: its } in bystanders {
+            self.claims.add_vm(vm, namespace.as_deref(), its.iter().map(String::as_str));
+            let taken = objects.iter().find_map(|key| self.owners.get(&place(namespace.as_deref(), key)));
+            if let Some(owner) = taken.filter(|owner| !owner.is_own) {
+                return Err(refusal(&owner.vm, owner.rendered_twice(vm)));
+            }
         }
+        if let Some((vm, error)) = self.claims.foreign() {
+            return Err(refusal(&vm, error));
+        }
+        let (samples, uses) = (self.samples.into_values().collect(), self.uses.into_values().collect());
+        Ok(Outcome { samples, uses, ..self.outcome })
     }
-    if let Some((vm, error)) = claims.foreign() {
-        return Err(refusal(&vm, error));
-    }
-    if let Some(refusal) = of_defaults.filter(|_| outcome.vms == 0) {
-        return Err(refusal);
-    }
-    outcome.samples = samples.into_values().collect();
-    outcome.uses = uses.into_values().collect();
-    Ok(outcome)
 }
 
 /// What the set in use renders for a VM, if it can; without a set in use, the built-in templates.
@@ -492,6 +563,15 @@ mod tests {
         render::Files,
         test_support::{nothing, vm},
     };
+
+    /// Judges all VMs, one after the other.
+    fn check_change(
+        change: Change<'_>,
+        bystanders: Vec<Bystander>,
+        vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+    ) -> Result<Outcome, Refusal> {
+        outcome(bystanders, vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
+    }
 
     fn set(files: &[(&str, &str)]) -> TemplateSet {
         let files: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
@@ -883,7 +963,11 @@ mod tests {
             let text = if new == "pear" { ("x.yaml.j2", map.as_str()) } else { ("pod.yaml.j2", mounts.as_str()) };
             let bystander = Bystander { namespace: Some(namespace.into()), ..Bystander::of(&pear, &observed) };
             let (old, config) = (set(&[]), ReconcilerConfig::default());
-            let outcome = check_change(Some(&old), &config, &set(&[text]), &config, vec![bystander], [apple.clone()]);
+            let outcome = check_change(
+                Change { old: Some(&old), old_config: &config, new: &set(&[text]), config: &config },
+                vec![bystander],
+                [apple.clone()],
+            );
             outcome.map(|outcome| outcome.changed).map_err(|refusal| refusal.error.to_string())
         };
         assert_eq!(
@@ -950,8 +1034,12 @@ mod tests {
             ReconcilerConfig { template_values, ..ReconcilerConfig::default() }
         };
         let change = |new: &ReconcilerConfig| {
-            check_change(Some(&set), &ReconcilerConfig::default(), &set, new, Vec::new(), vms())
-                .map(|outcome| outcome.changed)
+            check_change(
+                Change { old: Some(&set), old_config: &ReconcilerConfig::default(), new: &set, config: new },
+                Vec::new(),
+                vms(),
+            )
+            .map(|outcome| outcome.changed)
         };
         assert_eq!(change(&config(json!({ "name": "b" }))).unwrap(), 2);
         let error = change(&config(json!("b"))).unwrap_err().error;

@@ -33,7 +33,7 @@ use self::{
 };
 use crate::{
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
-    claims::{Foreign, Refusal},
+    claims::{Foreign, RefusedChange},
     client::access::MissingRule,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
@@ -87,7 +87,7 @@ pub struct Executed<'a> {
     /// The actions that succeeded.
     pub done: Vec<&'a Action>,
     /// The changes of claims that the API server refused. They are no errors: the VM runs with its claims as they are.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<RefusedChange>,
     /// The errors of objects that no Pod mounts. They hold up nothing.
     pub beside: Vec<ActionError>,
     /// The first other error. Later steps were not executed.
@@ -374,7 +374,7 @@ impl Cluster {
                         warn!(object = %object.key, error = %ErrorChain(&error), "the claim stays as it is");
                         let answer =
                             error.source().map_or_else(|| error.to_string(), |answer| ErrorChain(answer).to_string());
-                        executed.refusals.push(Refusal { claim: object.key.clone(), answer });
+                        executed.refusals.push(RefusedChange { claim: object.key.clone(), answer });
                     }
                     (action, Err(error)) => {
                         let error = self.with_missing_rule(&namespace_of(vm), error).await;

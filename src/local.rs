@@ -45,7 +45,7 @@ use crate::{
     runner_config::{Drive, NetworkSection, VmSection, paths},
 };
 use folder::Folder;
-use image::Source;
+use image::ImageSource;
 use plan::{LocalPlan, Options};
 use volumes::Objects;
 
@@ -122,7 +122,7 @@ async fn run(
 
     let dir = arguments.dir.clone().map_or_else(|| folder::data_home(&format!("{VMS}/{name}")), Ok)?;
     let folder = Folder::open(&dir, arguments.fresh)?;
-    let source = arguments.image.as_deref().map(Source::new);
+    let source = arguments.image.as_deref().map(ImageSource::new);
     let options = Options {
         dir: folder.path().to_owned(),
         runtime_dir: folder.runtime_dir()?,
@@ -139,7 +139,7 @@ async fn run(
     let plan = plan::plan(&objects, &options)?;
     plan.notes.iter().for_each(|text| note(text));
     check_cds(&plan, &options.cd_folders)?;
-    host::check(&plan, programs, matches!(source, Some(Source::Url(_))))?;
+    host::check(&plan, programs, matches!(source, Some(ImageSource::Url(_))))?;
     if let Some(overlay) = &plan.overlay {
         image::make(overlay, source.as_ref(), &folder::data_home(DOWNLOADS)?, note).await?;
     }

@@ -41,7 +41,7 @@ use tracing::{info, warn};
 
 use self::{
     cluster::{Cluster, RequestError},
-    derive::{Disks, Order, PodObject, Refusal},
+    derive::{Disks, NotDerived, Order, PodObject},
     standing::{LivingPods, Readiness, ReadyWhen, Standing, Taken, Workplace},
 };
 use crate::{
@@ -75,7 +75,7 @@ pub struct Options {
     /// When the Pod is ready.
     pub ready: ReadyWhen,
     /// What is known of the Pod.
-    pub pod: pod::Source,
+    pub pod: pod::PodSource,
 }
 
 /// Why the program ends before it is told to.
@@ -93,7 +93,7 @@ pub enum Error {
     #[error("there is no prototype: vm {name} does not exist")]
     NoPrototype { name: String },
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] NotDerived),
     #[error("vm {vm} exists already")]
     Taken { vm: String, source: Taken },
     #[error("vm {vm} was deleted by somebody else: it is derived anew when this program starts again")]
@@ -372,7 +372,7 @@ impl Holder {
                 self.is_pod_checked = true;
                 let Some(claim) = standing::fixed_claim(vm, &written) else { return Ok(()) };
                 self.cluster.delete(&self.name, uid).await?;
-                Err(Refusal::FixedClaim { vm: self.vm.clone(), claim: claim.to_owned() }.into())
+                Err(NotDerived::FixedClaim { vm: self.vm.clone(), claim: claim.to_owned() }.into())
             }
             Err(error) => {
                 // Without the right it is not tried again; else the next change of the VM brings the next try.

@@ -20,9 +20,9 @@ use vm_operator::{
     object::Rendered,
     observed::{Object, Observed},
     plan::{Action, plan},
-    power::Wanted,
+    power::WantedPower,
     render::{RandomInput, TemplateError, TemplateSet, render},
-    status::{Outcome, Reconciled, Source, status},
+    status::{Outcome, Reconciled, UsedTemplates, status},
 };
 
 use status_schema::StatusSchema;
@@ -147,12 +147,13 @@ fn check(
         assert!(key.is_pod() || vm.spec.invalid.is_none(), "{case}: {key} is deleted");
     }
     if vm.is_state_unknown() {
-        assert_eq!((is_stopped, plan.power.wanted), (false, Wanted::Up), "{case}: the power stays");
+        assert_eq!((is_stopped, plan.power.wanted), (false, WantedPower::Up), "{case}: the power stays");
     } else if !case.starts_with("/spec/vm=") && !case.starts_with("/spec/vm/state=") && !case.starts_with("/spec=") {
         assert!(is_stopped, "{case}: the VM is not stopped");
     }
     let outcome = Outcome::default();
-    let reconciled = Reconciled { vm, observed, plan: &plan, rendered, outcome: &outcome, source: Source::default() };
+    let reconciled =
+        Reconciled { vm, observed, plan: &plan, rendered, outcome: &outcome, source: UsedTemplates::default() };
     let status = json!(status(&reconciled));
     assert_eq!(schema.problems(&status), [""; 0], "{case}");
     let conditions = status["conditions"].as_array().unwrap();
@@ -164,7 +165,7 @@ fn check(
 fn check_running(vm: &VirtualMachine, observed: &Observed, rendered: Result<&[Rendered], &TemplateError>, case: &str) {
     let plan = plan(vm, observed, rendered.ok());
     let mut actions = plan.steps.iter().flatten();
-    if vm.spec.invalid.is_some() && plan.power.wanted != Wanted::Down {
+    if vm.spec.invalid.is_some() && plan.power.wanted != WantedPower::Down {
         assert_eq!(actions.next(), None, "{case}");
     }
     assert!(!actions.any(|action| matches!(action, Action::Delete { key, .. } if key.is_claim())), "{case}");

@@ -44,7 +44,7 @@ use vm_operator::{
     plan::{Action, Plan, plan},
     process::ErrorChain,
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
-    status::{Outcome, Reconciled, Source, status},
+    status::{Outcome, Reconciled, UsedTemplates, status},
 };
 
 /// The time at which every VM is reconciled.
@@ -159,7 +159,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
     let rendered: Result<Vec<Rendered>, TemplateError> =
         set_of(&vm).and_then(|templates| render(&vm, &observed, config, &random, templates));
     let plan = plan(&vm, &observed, rendered.as_deref().ok());
-    let source = Source { set: set_of(&vm).ok(), refused: None };
+    let source = UsedTemplates { set: set_of(&vm).ok(), refused: None };
     let outcome = Outcome::default();
     let (vm, observed) = (&vm, &observed);
     let status =

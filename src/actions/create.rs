@@ -1,7 +1,7 @@
 //! Makes the manifest of a new VM from what a person says of it.
 //!
 //! ```text
-//!  options, keys, files ─▶ Wanted ─▶ manifest ─▶ a file for Git, or the API server
+//!  options, keys, files ─▶ NewVm ─▶ manifest ─▶ a file for Git, or the API server
 //! ```
 //!
 //! A disk gets its content before the first start from the template set `import-disk` (docs/cookbook.md), which downloads an image.
@@ -250,7 +250,7 @@ pub enum WantedUser {
 
 /// What a person says of a new VM.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct NewVm {
     /// Its name.
     pub name: String,
     /// Its namespace. `None`: the manifest names none.
@@ -285,8 +285,8 @@ pub fn plain_size(size: &Quantity) -> String {
 }
 
 /// The manifest.
-pub fn manifest(wanted: &Wanted) -> Value {
-    let Wanted { name, namespace, image, cd, cpus, ram, disk, class, network, user, pools, set, start } = wanted;
+pub fn manifest(wanted: &NewVm) -> Value {
+    let NewVm { name, namespace, image, cd, cpus, ram, disk, class, network, user, pools, set, start } = wanted;
     let mut metadata = json!({ "name": name });
     if let Some(namespace) = namespace {
         metadata["namespace"] = json!(namespace);
@@ -358,8 +358,8 @@ mod tests {
         }
     }
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn wanted() -> NewVm {
+        NewVm {
             name: "web".into(),
             namespace: None,
             image: Some(image("debian:12")),
@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    fn yaml(wanted: &Wanted) -> String {
+    fn yaml(wanted: &NewVm) -> String {
         crate::yaml::unfolded(&manifest(wanted)).unwrap()
     }
 
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_cd_installs_onto_an_empty_disk() {
-        let wanted = Wanted {
+        let wanted = NewVm {
             namespace: Some("vms".into()),
             image: None,
             cd: Some("debian.iso".into()),
@@ -473,20 +473,20 @@ mod tests {
         assert_eq!(root["users"], json!([{ "name": "root", "ssh_authorized_keys": ["k"] }]));
         assert_eq!(data(WantedUser::Data(json!("#!/bin/sh\n"))), "#!/bin/sh\n");
         let raw = DiskImage::Url { url: "http://a/b".into(), format: "raw", checksum: Checksum::Sum("0a".into()) };
-        let raw = Wanted { image: Some(raw), set: "fill".into(), ..wanted() };
-        let raw = manifest(&Wanted { network: WantedNetwork::Nothing, ..raw });
+        let raw = NewVm { image: Some(raw), set: "fill".into(), ..wanted() };
+        let raw = manifest(&NewVm { network: WantedNetwork::Nothing, ..raw });
         assert_eq!(
             raw["spec"]["templateValues"]["import"],
             json!({ "url": "http://a/b", "format": "raw", "sha256": "0a" })
         );
         assert_eq!((&raw["spec"]["templates"]["set"], &raw["spec"]["vm"]["networks"]), (&json!("fill"), &json!([])));
-        let user = manifest(&Wanted { network: WantedNetwork::User, ..wanted() });
+        let user = manifest(&NewVm { network: WantedNetwork::User, ..wanted() });
         assert_eq!(user["spec"]["vm"]["networks"], json!([{ "user": {} }]));
     }
 
     #[test]
     fn other_images_fill_the_disk() {
-        let spec = |image: DiskImage| manifest(&Wanted { image: Some(image), ..wanted() })["spec"].take();
+        let spec = |image: DiskImage| manifest(&NewVm { image: Some(image), ..wanted() })["spec"].take();
         let import = |image: DiskImage| spec(image)["templateValues"]["import"].take();
         assert_eq!(import(image("oci:quay.io/a/b:1")), json!({ "oci": "quay.io/a/b:1" }));
         let upload = DiskImage::Upload { size: 7, sha256: "ab".into(), format: "raw" };

@@ -162,7 +162,7 @@ pub fn is_there(vm: &VirtualMachine, about: &About) -> bool {
 /// Why a change is refused. The texts name no object; the caller does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
-pub enum Refusal {
+pub enum EditRefusal {
     #[error("it is being deleted")]
     Deleted,
     #[error("its spec has values that can't be read: {0}")]
@@ -194,13 +194,13 @@ pub enum Refusal {
 ///
 /// # Errors
 /// Why the change is refused.
-pub fn decide(found: &FoundVm, edit: &Edit, insist: bool) -> Result<Decision<Expected>, Refusal> {
+pub fn decide(found: &FoundVm, edit: &Edit, insist: bool) -> Result<Decision<Expected>, EditRefusal> {
     let FoundVm { object, vm } = found;
     if vm.metadata.deletion_timestamp.is_some() {
-        return Err(Refusal::Deleted);
+        return Err(EditRefusal::Deleted);
     }
     if let Some(invalid) = &vm.spec.invalid {
-        return Err(Refusal::Unreadable(invalid.message.clone()));
+        return Err(EditRefusal::Unreadable(invalid.message.clone()));
     }
     let disks = || match &object.data["spec"]["vm"]["disks"] {
         Value::Array(disks) => disks.clone(),
@@ -220,7 +220,7 @@ pub fn decide(found: &FoundVm, edit: &Edit, insist: bool) -> Result<Decision<Exp
     let appliers = fields.iter().filter_map(|(field, _)| Some((ownership::applier(vm, field)?, *field)));
     let applier = appliers.max_by_key(|(applier, _)| applier.is_gitops);
     if let Some((applier, field)) = applier.clone().filter(|(applier, _)| applier.is_gitops && !insist) {
-        return Err(Refusal::Git { applier, field });
+        return Err(EditRefusal::Git { applier, field });
     }
     let mut patch = json!({ "metadata": { "uid": vm.uid() }, "spec": { "vm": {} } });
     for (field, value) in fields {
@@ -242,7 +242,7 @@ fn change(fields: Fields, what: String, effect: Effect, about: About) -> Changed
     Ok((fields, Expected { what, effect, about, note: None }))
 }
 
-fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusal> {
+fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, EditRefusal> {
     let machine = &vm.spec.vm;
     let (now, most) = (machine.cpus(), machine.most_cpus());
     let counted = |number: u32| format!("{number} {}", if number == 1 { "CPU" } else { "CPUs" });
@@ -254,10 +254,10 @@ fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusa
         return Ok(change(vec![("currentCpus", json!(number))], what, Effect::AtOnce, About::Cpus));
     }
     if machine.cpu_topology.is_some() {
-        return Err(Refusal::Topology { most });
+        return Err(EditRefusal::Topology { most });
     }
     if !raise {
-        return Err(Refusal::OverMaximum { most: counted(most), field: "maximumCpus" });
+        return Err(EditRefusal::OverMaximum { most: counted(most), field: "maximumCpus" });
     }
     let current = machine.current_cpus.map(|_| ("currentCpus", json!(number)));
     Ok(change(
@@ -268,11 +268,11 @@ fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusa
     ))
 }
 
-fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Refusal> {
+fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, EditRefusal> {
     let machine = &vm.spec.vm;
     let (now, most) = (machine.ram(), &machine.maximum_ram);
     if size.bytes() < LEAST_RAM {
-        return Err(Refusal::TooLittle(size.to_string()));
+        return Err(EditRefusal::TooLittle(size.to_string()));
     }
     let what = format!("{size} of memory (before: {now})");
     if size == now {
@@ -282,7 +282,7 @@ fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Ref
         return Ok(change(vec![("currentRam", json!(size))], what, Effect::AtOnce, About::Ram));
     }
     if !raise {
-        return Err(Refusal::OverMaximum { most: most.to_string(), field: "maximumRam" });
+        return Err(EditRefusal::OverMaximum { most: most.to_string(), field: "maximumRam" });
     }
     let current = machine.current_ram.as_ref().map(|_| ("currentRam", json!(size)));
     Ok(change(
@@ -294,22 +294,22 @@ fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Ref
 }
 
 /// `drive`: its name, or its number among the CD drives.
-fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed, Refusal> {
+fn cd(mut disks: Vec<Value>, image: &str, drive: Option<&str>) -> Result<Changed, EditRefusal> {
     let mut drives: Vec<&mut Value> = disks.iter_mut().filter_map(|disk| disk.get_mut("cdrom")).collect();
     let count = drives.len();
     let at = match (drive, count) {
-        (_, 0) => return Err(Refusal::NoDrive),
+        (_, 0) => return Err(EditRefusal::NoDrive),
         (None, 1) => 0,
-        (None, count) => return Err(Refusal::WhichDrive(count)),
+        (None, count) => return Err(EditRefusal::WhichDrive(count)),
         (Some(drive), _) => {
             let named = drives.iter().position(|it| it["name"] == drive);
             let numbered = || drive.parse().ok().filter(|number| *number < count);
             let names = || drives.iter().zip(0..).map(|(it, at)| drive_name(it, at)).collect::<Vec<_>>().join(", ");
-            let refusal = || Refusal::NoSuchDrive { drive: drive.to_owned(), drives: names() };
+            let refusal = || EditRefusal::NoSuchDrive { drive: drive.to_owned(), drives: names() };
             named.or_else(numbered).ok_or_else(refusal)?
         }
     };
-    let Some(drive) = drives.get_mut(at) else { return Err(Refusal::NoDrive) };
+    let Some(drive) = drives.get_mut(at) else { return Err(EditRefusal::NoDrive) };
     let name = drive_name(drive, at);
     let before = drive["image"].as_str().unwrap_or_default().to_owned();
     let which = if count > 1 { format!(" {at}") } else { String::new() };
@@ -339,9 +339,9 @@ fn add_disk(
     size: &Quantity,
     name: Option<&str>,
     class: Option<&str>,
-) -> Result<Changed, Refusal> {
+) -> Result<Changed, EditRefusal> {
     if size.bytes() < LEAST_DISK {
-        return Err(Refusal::TooLittle(size.to_string()));
+        return Err(EditRefusal::TooLittle(size.to_string()));
     }
     let volumes: Vec<String> = claims::volumes(vm).flatten().collect();
     let is_used = |name: &str| volumes.contains(&format!("{name}-disk"));
@@ -354,7 +354,7 @@ fn add_disk(
     let is_free = |name: &String| !is_used(name) && !is_kept(name);
     let names = std::iter::once("data".to_owned()).chain((2..).map(|number| format!("data-{number}")));
     let chosen = match name {
-        Some(name) if is_used(name) => return Err(Refusal::DiskExists(name.to_owned())),
+        Some(name) if is_used(name) => return Err(EditRefusal::DiskExists(name.to_owned())),
         Some(name) => Some(name.to_owned()),
         None => names.take(disks.len() + 1 + vm.status.iter().flat_map(|it| &it.claims).count()).find(is_free),
     };
@@ -375,7 +375,7 @@ fn add_disk(
     Ok(Ok((fields, Expected { what, effect: Effect::NextStart, about, note })))
 }
 
-fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, Refusal> {
+fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, EditRefusal> {
     let volumes: Vec<Option<String>> = claims::volumes(vm).collect();
     let short = |volume: &str| volume.strip_suffix("-disk").unwrap_or(volume).to_owned();
     let claim = |volume: &str| format!("{}-{volume}", vm.name_any());
@@ -386,7 +386,7 @@ fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quan
     let template = found.and_then(|at| disks.get_mut(at)?.get_mut("volumeClaimTemplate"));
     let Some(template) = template else {
         let known = volumes.iter().flatten().map(|volume| short(volume)).collect();
-        return Err(Refusal::NoDisk { disk: disk.to_owned(), known });
+        return Err(EditRefusal::NoDisk { disk: disk.to_owned(), known });
     };
     let now = template["spec"]["resources"]["requests"]["storage"].clone();
     let (words, bytes) = (now.as_str().map_or_else(|| now.to_string(), str::to_owned), Quantity::bytes_of(&now));
@@ -394,7 +394,7 @@ fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quan
         return Ok(Err(format!("disk {disk} has {words} already")));
     }
     if bytes.is_some_and(|bytes| bytes > size.bytes()) {
-        return Err(Refusal::Smaller { disk: disk.to_owned(), now: words });
+        return Err(EditRefusal::Smaller { disk: disk.to_owned(), now: words });
     }
     json_patch::merge(template, &json!({ "spec": { "resources": { "requests": { "storage": of_claim(size) } } } }));
     let before = if bytes.is_some() { format!(" (before: {words})") } else { String::new() };

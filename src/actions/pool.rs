@@ -103,14 +103,14 @@ pub enum PoolError {
     },
     /// The person gets no VM.
     #[error(transparent)]
-    Refused(#[from] assignment::Refusal),
+    Refused(#[from] assignment::NotAssigned),
     /// The person has a VM, and it can't be started.
     #[error("the VM {vm} is assigned, but is not started: {refusal}")]
     Start {
         /// The VM.
         vm: String,
         /// Why.
-        refusal: power::Refusal,
+        refusal: power::PowerRefusal,
     },
     /// The VM is somebody else's by now.
     #[error("somebody else changed it: {user} has it now")]

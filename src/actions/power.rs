@@ -76,7 +76,7 @@ pub enum Command {
 /// Why a command is refused. The texts name no object; the caller does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
-pub enum Refusal {
+pub enum PowerRefusal {
     #[error("it is being deleted")]
     Deleted,
     #[error("it is stopped; a start is what it needs")]
@@ -121,9 +121,9 @@ pub fn decide(
     pod_uid: Option<&str>,
     insist: bool,
     now: Timestamp,
-) -> Result<Decision, Refusal> {
+) -> Result<Decision, PowerRefusal> {
     if vm.metadata.deletion_timestamp.is_some() {
-        return Err(Refusal::Deleted);
+        return Err(PowerRefusal::Deleted);
     }
     let status = vm.status.as_ref();
     let is = |type_: &str| has(vm, type_);
@@ -179,9 +179,9 @@ pub fn decide(
                 false => Ok(unchanged("is stopped already")),
             }
         }
-        Command::Restart if is_down(vm, now) => Err(Refusal::Stopped),
+        Command::Restart if is_down(vm, now) => Err(PowerRefusal::Stopped),
         Command::Restart => match known_failure(vm).filter(|_| !insist) {
-            Some(why) => Err(Refusal::WouldFail { why }),
+            Some(why) => Err(PowerRefusal::WouldFail { why }),
             None => Ok(annotate(restart())),
         },
         Command::Resume if !vm.spec.vm.paused => Ok(unchanged("is not paused")),
@@ -189,7 +189,7 @@ pub fn decide(
         Command::Pause if vm.spec.vm.paused => Ok(unchanged("is paused already")),
         Command::Reset | Command::Reboot | Command::Pause if !is(conditions::RUNNING) => {
             let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
-            Err(Refusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
+            Err(PowerRefusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
         }
         Command::Reset => {
             let count = next_count(vm.spec.vm.reset_count, status.and_then(|status| status.runner.reset_count));
@@ -212,14 +212,18 @@ fn known_failure(vm: &VirtualMachine) -> Option<String> {
 }
 
 /// Who applies a field that is to be written, and the field.
-fn applier(vm: &VirtualMachine, field: &'static str, insist: bool) -> Result<Option<(Applier, &'static str)>, Refusal> {
+fn applier(
+    vm: &VirtualMachine,
+    field: &'static str,
+    insist: bool,
+) -> Result<Option<(Applier, &'static str)>, PowerRefusal> {
     match ownership::applier(vm, field) {
-        Some(applier) if applier.is_gitops && !insist => Err(Refusal::Git { applier, field }),
+        Some(applier) if applier.is_gitops && !insist => Err(PowerRefusal::Git { applier, field }),
         applier => Ok(applier.map(|applier| (applier, field))),
     }
 }
 
-fn set_paused(vm: &VirtualMachine, paused: bool, insist: bool) -> Result<Decision, Refusal> {
+fn set_paused(vm: &VirtualMachine, paused: bool, insist: bool) -> Result<Decision, PowerRefusal> {
     let applier = applier(vm, PAUSED, insist)?;
     let body = body(vm, json!({ "spec": { "vm": { PAUSED: paused } } }));
     Ok(Decision::Write { change: Change::Merge(body), applier, expected: () })
@@ -237,7 +241,7 @@ fn set_state(
     mut annotations: Value,
     insist: bool,
     now: Timestamp,
-) -> Result<Decision, Refusal> {
+) -> Result<Decision, PowerRefusal> {
     let applier = applier(vm, STATE, insist)?;
     let is_same = is_state(vm, state);
     if vm.annotations().contains_key(STATE_UNTIL_ANNOTATION) {
@@ -318,7 +322,7 @@ mod tests {
         };
         let restart = |vm: &VirtualMachine, insist| decide(vm, Command::Restart, None, insist, noon()).err();
         let known = failing("True", "ChangeFailed");
-        assert_eq!(restart(&known, false), Some(Refusal::WouldFail { why: "no CD".into() }));
+        assert_eq!(restart(&known, false), Some(PowerRefusal::WouldFail { why: "no CD".into() }));
         assert_eq!(restart(&known, true), None);
         // Nothing runs that could be lost, or there is no guest of which it is said.
         assert_eq!(restart(&failing("False", "ChangeFailed"), false), None);
@@ -404,7 +408,7 @@ mod tests {
         let none = || json!({ STATE_UNTIL_ANNOTATION: null });
         let from_git = |manager: &str| {
             let applier = Applier { manager: manager.into(), since: None, is_gitops: true };
-            Err(Refusal::Git { applier, field: STATE }.to_string())
+            Err(PowerRefusal::Git { applier, field: STATE }.to_string())
         };
         let since = |result: Result<String, String>| {
             result.map_err(|text| text.replace(" (its last change: 2026-11-20T10:00:00Z)", ""))

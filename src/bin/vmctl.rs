@@ -100,7 +100,7 @@ async fn hold(arguments: Arguments) -> ExitCode {
         disks,
         force,
         ready,
-        pod: pod::Source {
+        pod: pod::PodSource {
             podinfo,
             name: arguments.pod_name,
             uid: pod_uid,
@@ -125,7 +125,7 @@ async fn hold(arguments: Arguments) -> ExitCode {
 }
 
 fn probe(Uid { podinfo, pod_uid }: Uid) -> ExitCode {
-    let uid = match (pod::Source { podinfo, uid: pod_uid, ..pod::Source::default() }).uid() {
+    let uid = match (pod::PodSource { podinfo, uid: pod_uid, ..pod::PodSource::default() }).uid() {
         Ok(uid) => uid,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "{error}");

@@ -40,7 +40,7 @@ use crate::{
     actions::{
         VmHandle,
         create::{
-            DISK_SIZE, DiskImage, IMPORT_SET, ImageName, LEAST_DISK, Wanted, WantedNetwork, WantedUser,
+            DISK_SIZE, DiskImage, IMPORT_SET, ImageName, LEAST_DISK, NewVm, WantedNetwork, WantedUser,
             login::{is_key, is_user_name},
             manifest as manifest_of, plain_size,
         },
@@ -160,7 +160,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     }
     let mut manifests = Vec::new();
     for name in &options.names {
-        let vm = manifest_of(&Wanted { name: name.clone(), ..wanted.clone() });
+        let vm = manifest_of(&NewVm { name: name.clone(), ..wanted.clone() });
         check(name, &vm)?;
         manifests.push(vm);
     }
@@ -191,7 +191,7 @@ fn twice(names: &[String]) -> Option<&String> {
 
 impl Options {
     /// What the options say, with what they leave out. The name is that of the first VM.
-    fn wanted(&self) -> Result<Wanted, Failure> {
+    fn wanted(&self) -> Result<NewVm, Failure> {
         if self.image.is_none() && self.cd.is_none() {
             return Err(Failure::usage(
                 "say what the VM boots: --image debian:13, --image https://... (qcow2 or raw), or --cd for an installation",
@@ -203,7 +203,7 @@ impl Options {
                 "--port needs --network pod: nothing in the cluster reaches a guest on another network",
             ));
         }
-        Ok(Wanted {
+        Ok(NewVm {
             name: self.names.first().cloned().unwrap_or_default(),
             namespace: self.cluster.namespace.clone(),
             image,
@@ -490,7 +490,7 @@ mod tests {
         crate::cli::parsed(line).map_err(|error| error.to_string())
     }
 
-    fn wanted(line: &str) -> Result<Wanted, String> {
+    fn wanted(line: &str) -> Result<NewVm, String> {
         options(line)?.wanted().map_err(|failure| failure.words())
     }
 
@@ -550,7 +550,7 @@ mod tests {
             assert!(error.contains(complaint), "{line}: {error}");
         }
         let named =
-            |name: &str| check(name, &manifest_of(&Wanted { name: name.into(), ..wanted("x --cd a.iso").unwrap() }));
+            |name: &str| check(name, &manifest_of(&NewVm { name: name.into(), ..wanted("x --cd a.iso").unwrap() }));
         assert!(named("web").is_ok());
         for name in ["Web", "a_b", &"x".repeat(64)] {
             let failure = named(name).unwrap_err();

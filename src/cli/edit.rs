@@ -17,7 +17,7 @@ use super::{
 use crate::{
     actions::{
         FoundVm,
-        edit::{About, Edit, Effect, Expected, Refusal, decide, is_asked, outcome},
+        edit::{About, Edit, EditRefusal, Effect, Expected, decide, is_asked, outcome},
         write::Done,
     },
     api::Quantity,
@@ -272,20 +272,24 @@ impl Options {
 }
 
 /// A refusal, with what helps.
-fn help(refusal: &Refusal) -> String {
+fn help(refusal: &EditRefusal) -> String {
     match refusal {
-        Refusal::Git { .. } => format!("{refusal}, or give --yes to do it until the next sync"),
-        Refusal::OverMaximum { .. } => format!("{refusal}; --raise-maximum raises that too, which takes a restart"),
-        Refusal::WhichDrive(_) => format!("{refusal}; say which by --drive: its name, or its number, counted from 0"),
-        Refusal::DiskExists(_) => format!("{refusal}; give another --name, or make it larger: kubectl vm grow disk"),
-        Refusal::Deleted
-        | Refusal::Unreadable(_)
-        | Refusal::Topology { .. }
-        | Refusal::TooLittle(_)
-        | Refusal::NoDrive
-        | Refusal::NoSuchDrive { .. }
-        | Refusal::NoDisk { .. }
-        | Refusal::Smaller { .. } => refusal.to_string(),
+        EditRefusal::Git { .. } => format!("{refusal}, or give --yes to do it until the next sync"),
+        EditRefusal::OverMaximum { .. } => format!("{refusal}; --raise-maximum raises that too, which takes a restart"),
+        EditRefusal::WhichDrive(_) => {
+            format!("{refusal}; say which by --drive: its name, or its number, counted from 0")
+        }
+        EditRefusal::DiskExists(_) => {
+            format!("{refusal}; give another --name, or make it larger: kubectl vm grow disk")
+        }
+        EditRefusal::Deleted
+        | EditRefusal::Unreadable(_)
+        | EditRefusal::Topology { .. }
+        | EditRefusal::TooLittle(_)
+        | EditRefusal::NoDrive
+        | EditRefusal::NoSuchDrive { .. }
+        | EditRefusal::NoDisk { .. }
+        | EditRefusal::Smaller { .. } => refusal.to_string(),
     }
 }
 

@@ -421,7 +421,7 @@ impl Place {
         let common = self.common().await;
 
         // The second round.
-        let (source, found_pod) = (git::Source::of(&vm), pod.as_ref().and_then(Option::as_ref));
+        let (source, found_pod) = (git::GitApplier::of(&vm), pod.as_ref().and_then(Option::as_ref));
         let deployments = kept(common.deployments.clone(), &mut unread);
         let (claims, nodes, in_the_way, applied) = join!(
             own_claims(client, namespace, &vm),
@@ -609,7 +609,7 @@ async fn volumes(
 }
 
 /// The GitOps object that applies the VM. `None`: there is nothing to ask for.
-async fn applied(client: &Client, source: Option<&git::Source>) -> Option<kube::Result<Option<DynamicObject>>> {
+async fn applied(client: &Client, source: Option<&git::GitApplier>) -> Option<kube::Result<Option<DynamicObject>>> {
     let source = source?;
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &source.namespace, &source.kind.resource());
     Some(match api.get_opt(&source.name).await {

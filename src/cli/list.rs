@@ -59,7 +59,7 @@ pub(super) struct Listed {
 }
 
 /// Which of them.
-pub(super) struct Wanted<'a> {
+pub(super) struct Chosen<'a> {
     /// None: all.
     pub names: &'a [String],
     pub selector: Option<&'a str>,
@@ -67,7 +67,7 @@ pub(super) struct Wanted<'a> {
 }
 
 /// Where objects are asked for.
-struct Source<'a> {
+struct ListSource<'a> {
     listed: &'a Listed,
     client: &'a Client,
     /// `None`: in all namespaces.
@@ -76,7 +76,7 @@ struct Source<'a> {
     is_table: bool,
 }
 
-impl Source<'_> {
+impl ListSource<'_> {
     fn request(&self) -> Request {
         Request::new(DynamicObject::url_path(&self.listed.resource, self.namespace))
     }
@@ -129,19 +129,19 @@ impl Source<'_> {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let listed = Listed { resource: vms::resource(), what: "VMs", title, name_of };
     let Selection { names, selector, all_namespaces, .. } = &options.selection;
-    let wanted = Wanted { names, selector: selector.as_deref(), all_namespaces: *all_namespaces };
+    let wanted = Chosen { names, selector: selector.as_deref(), all_namespaces: *all_namespaces };
     print(&listed, &wanted, &options.selection.connect().await?, &options.how, output).await
 }
 
 /// Prints objects as a table, or as data.
 pub(super) async fn print(
     listed: &Listed,
-    wanted: &Wanted<'_>,
+    wanted: &Chosen<'_>,
     cluster: &Cluster,
     options: &How,
     output: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let Wanted { names, selector, all_namespaces } = wanted;
+    let Chosen { names, selector, all_namespaces } = wanted;
     let of_objects = match &options.output {
         Some(ListFormat::Objects(format)) => Some(format),
         Some(ListFormat::Wide) | None => None,
@@ -152,7 +152,7 @@ pub(super) async fn print(
     }
     let Cluster { client, namespace } = cluster;
     let namespace = (!all_namespaces).then_some(namespace.as_str());
-    let source = Source { listed, client, namespace, selector: *selector, is_table };
+    let source = ListSource { listed, client, namespace, selector: *selector, is_table };
     let mut missing = 0;
     let pages = if names.is_empty() {
         source.list().await?
@@ -212,7 +212,7 @@ fn objects(resource: &ApiResource, pages: Vec<Value>, are_lists: bool) -> Vec<Va
 
 /// Prints a line for each change, until the reader has seen enough.
 async fn watch(
-    source: &Source<'_>,
+    source: &ListSource<'_>,
     version: &str,
     printer: &mut Printer,
     output: &mut Output<'_>,

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     actions::FoundVm,
-    allowed::{self, Reach, Refusal},
+    allowed::{self, NotAllowed, Reach},
     api::VmPool,
     client::discovery::Resources,
     config::Config,
@@ -118,7 +118,7 @@ async fn check(options: &Options) -> Result<Report, Failure> {
     let found = selection.find().await?;
     let (client, namespace) = (&found.cluster.client, &found.cluster.namespace);
     let (change, mut side) = (Change::read(&[], None)?, Side::installed(client, namespace).await?);
-    let needed: Vec<(String, Vec<Refusal>)> = found
+    let needed: Vec<(String, Vec<NotAllowed>)> = found
         .vms
         .iter()
         .map(|found| (found.vm.name_any(), allowed::refusals(&found.vm, Reach::default(), &side.config)))

@@ -17,7 +17,7 @@ use self::page::Page;
 use super::{
     cluster::{self, Cluster, ClusterOptions},
     format::{DataFormat, ObjectFormat, print_objects},
-    list::{self, How, Listed, Wanted},
+    list::{self, Chosen, How, Listed},
     output::{Exit, Failure, Output, note, plain},
     vms::{self, Selection, nothing, refused_about},
     write::DryRun,
@@ -206,7 +206,7 @@ pub(super) async fn run(command: &Command, output: &mut Output<'_>) -> Result<Ex
 async fn list(options: &ListOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let PoolSelection { names, selector, all_namespaces, cluster } = &options.selection;
     let listed = Listed { resource: resource(), what: "pools", title, name_of };
-    let wanted = Wanted { names, selector: selector.as_deref(), all_namespaces: *all_namespaces };
+    let wanted = Chosen { names, selector: selector.as_deref(), all_namespaces: *all_namespaces };
     list::print(&listed, &wanted, &connect(cluster).await?, &options.how, output).await
 }
 

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     actions::{
         self, FoundVm,
-        power::{Command, Refusal, decide},
+        power::{Command, PowerRefusal, decide},
         write::Done,
     },
     api::{VirtualMachine, status::whole_seconds},
@@ -230,16 +230,16 @@ impl Job<'_> {
 }
 
 /// Why a command for the VM of this name is refused, with what helps.
-fn help(command: Command, name: &str, refusal: &Refusal) -> String {
+fn help(command: Command, name: &str, refusal: &PowerRefusal) -> String {
     let why = refusal.to_string();
     match (refusal, command) {
-        (Refusal::Git { .. }, Command::Start { .. } | Command::Stop { .. }) => {
+        (PowerRefusal::Git { .. }, Command::Start { .. } | Command::Stop { .. }) => {
             format!("{why}, or give --for 2h to do it for that time, or --yes to do it until the next sync")
         }
-        (Refusal::Git { .. }, _) => format!("{why}, or give --yes to do it until the next sync"),
-        (Refusal::Stopped, _) => format!("{why}: kubectl vm start {name}"),
-        (Refusal::WouldFail { .. }, _) => format!("{why}; correct it, or give --yes to restart it nevertheless"),
-        (Refusal::Deleted | Refusal::NoGuest { .. }, _) => why,
+        (PowerRefusal::Git { .. }, _) => format!("{why}, or give --yes to do it until the next sync"),
+        (PowerRefusal::Stopped, _) => format!("{why}: kubectl vm start {name}"),
+        (PowerRefusal::WouldFail { .. }, _) => format!("{why}; correct it, or give --yes to restart it nevertheless"),
+        (PowerRefusal::Deleted | PowerRefusal::NoGuest { .. }, _) => why,
     }
 }
 
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn what_helps_is_an_option_that_the_command_has() {
         let applier = Applier { manager: "flux".into(), since: None, is_gitops: true };
-        let git = |field| Refusal::Git { applier: applier.clone(), field };
+        let git = |field| PowerRefusal::Git { applier: applier.clone(), field };
         let start = Command::Start { until: None };
         let git_says = |field: &str| {
             format!("flux applies spec.vm.{field} from Git, and takes back what others write; change it in Git")
@@ -332,11 +332,11 @@ mod tests {
             (Command::Resume, git("paused"), format!("{}, {until_sync}", git_says("paused"))),
             (
                 Command::Restart,
-                Refusal::Stopped,
+                PowerRefusal::Stopped,
                 "it is stopped; a start is what it needs: kubectl vm start apple".into(),
             ),
-            (start, Refusal::Deleted, "it is being deleted".into()),
-            (Command::Pause, Refusal::NoGuest { reason: None }, "its guest does not run".into()),
+            (start, PowerRefusal::Deleted, "it is being deleted".into()),
+            (Command::Pause, PowerRefusal::NoGuest { reason: None }, "its guest does not run".into()),
         ] {
             assert_eq!(help(command, "apple", &refusal), expected, "{command:?}");
         }

@@ -79,7 +79,7 @@ enum Update {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let cluster = options.selection.connect().await?;
     let is_once = options.once || options.output.is_some() || !io::stdin().is_terminal() || !io::stdout().is_terminal();
-    let source = Source { options, client: &cluster.client, namespace: &cluster.namespace };
+    let source = FigureSource { options, client: &cluster.client, namespace: &cluster.namespace };
     // Nobody shall find an empty screen where there is nothing to look at.
     let (vms, missing) = source.vms().await?;
     for name in &missing {
@@ -110,7 +110,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 }
 
 /// Where VMs and figures come from.
-struct Source<'a> {
+struct FigureSource<'a> {
     options: &'a Options,
     client: &'a Client,
     namespace: &'a str,
@@ -125,7 +125,7 @@ impl Drop for Sampler {
     }
 }
 
-impl Source<'_> {
+impl FigureSource<'_> {
     /// Sends what there is, again and again.
     async fn follow(&self, sender: Sender<Update>) -> std::convert::Infallible {
         let mut samplers: BTreeMap<Key, Sampler> = BTreeMap::new();

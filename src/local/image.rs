@@ -82,14 +82,14 @@ fn said(message: &str) -> String {
 
 /// Where the image of the first disk is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ImageSource {
     /// A file of this computer.
     File(PathBuf),
     /// A URL.
     Url(String),
 }
 
-impl Source {
+impl ImageSource {
     /// Reads what is on the command line.
     pub fn new(text: &str) -> Self {
         match text.split_once("://") {
@@ -125,7 +125,7 @@ impl Record {
 /// If the image can't be had or used, or is not the disk's.
 pub async fn make(
     overlay: &Overlay,
-    source: Option<&Source>,
+    source: Option<&ImageSource>,
     downloads: &Path,
     say: impl Fn(&str),
 ) -> Result<(), Error> {
@@ -138,8 +138,8 @@ pub async fn make(
         return Ok(());
     }
     let image = match source {
-        Some(Source::File(path)) => fs::canonicalize(path).map_err(FileAccessError::with("find", path))?,
-        Some(Source::Url(url)) => download(url, downloads, say).await?,
+        Some(ImageSource::File(path)) => fs::canonicalize(path).map_err(FileAccessError::with("find", path))?,
+        Some(ImageSource::Url(url)) => download(url, downloads, say).await?,
         // The plan has an overlay that does not exist only if there is an image.
         None => return Ok(()),
     };
@@ -158,12 +158,12 @@ pub async fn make(
 }
 
 /// Checks that the image below a disk is the one that it was made over, and the one on the command line.
-fn check_image(disk: &Path, source: Option<&Source>, downloads: &Path) -> Result<(), Error> {
+fn check_image(disk: &Path, source: Option<&ImageSource>, downloads: &Path) -> Result<(), Error> {
     let Some(text) = read_optional(&Record::file(disk))? else { return Ok(()) };
     let Ok(record) = serde_json::from_slice::<Record>(&text) else { return Ok(()) };
     let wanted = match source {
-        Some(Source::File(path)) => Some(fs::canonicalize(path).map_err(FileAccessError::with("find", path))?),
-        Some(Source::Url(url)) => Some(downloads.join(name_of_download(url))),
+        Some(ImageSource::File(path)) => Some(fs::canonicalize(path).map_err(FileAccessError::with("find", path))?),
+        Some(ImageSource::Url(url)) => Some(downloads.join(name_of_download(url))),
         None => None,
     };
     if wanted.is_some_and(|wanted| wanted != record.path) {
@@ -287,7 +287,7 @@ mod tests {
         async fn make(&self, size: u64, image: Option<&Path>) -> Result<u64, String> {
             let file = self.path("disk.qcow2");
             let overlay = Overlay { exists: file.exists(), file, size };
-            let source = image.map(|image| Source::File(image.to_owned()));
+            let source = image.map(|image| ImageSource::File(image.to_owned()));
             make(&overlay, source.as_ref(), &self.path("downloads"), |_| {})
                 .await
                 .map_err(|error| error.to_string())?;
@@ -348,8 +348,8 @@ mod tests {
 
     #[test]
     fn a_download_has_a_name_of_its_url() {
-        assert_eq!(Source::new("https://x.org/a.img"), Source::Url("https://x.org/a.img".into()));
-        assert_eq!(Source::new("a.img"), Source::File("a.img".into()));
+        assert_eq!(ImageSource::new("https://x.org/a.img"), ImageSource::Url("https://x.org/a.img".into()));
+        assert_eq!(ImageSource::new("a.img"), ImageSource::File("a.img".into()));
         let name = name_of_download("https://x.org/debian 13.qcow2?x=/../../y");
         assert!(name.ends_with("-debian13.qcow2"), "{name}");
         assert_ne!(name, name_of_download("https://y.org/debian 13.qcow2"));

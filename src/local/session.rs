@@ -56,7 +56,7 @@ pub async fn run(
     let (mut leaving, term) = Leaving::new(&runtime).map_err(|source| Error::System("wait for signals", source))?;
     let mut terminal = Terminal::take().map_err(|source| Error::System("use the terminal", source))?;
     let mut machine = pin!(runner::run_without_cluster(options, logging, term));
-    let mut guest = Guest::default();
+    let mut guest = Connected::default();
     loop {
         tokio::select! {
             outcome = &mut machine => {
@@ -79,7 +79,7 @@ pub async fn run(
             changed = follower.changed(), if !guest.is_up => {
                 changed.map_err(|source| Error::System("watch the runtime directory", source))?;
                 if MachineState::read(&runtime).is_some_and(|state| state.phase == Phase::Running) {
-                    guest = Guest::connect(&runtime, display).await;
+                    guest = Connected::connect(&runtime, display).await;
                 }
             }
         }
@@ -101,14 +101,14 @@ async fn typed(terminal: Option<&mut Terminal>) -> io::Result<Vec<u8>> {
 
 /// What is connected to the running guest.
 #[derive(Default)]
-struct Guest {
+struct Connected {
     is_up: bool,
     console: Option<OwnedWriteHalf>,
     /// It ends with this.
     _viewer: Option<Child>,
 }
 
-impl Guest {
+impl Connected {
     /// Connects to the console, and opens a viewer if the VM has a display.
     async fn connect(runtime: &RuntimeDir, display: &DisplaySection) -> Self {
         // The runner is about to listen.

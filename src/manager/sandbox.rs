@@ -29,7 +29,7 @@ use crate::{
     process::limited,
     render::{
         self, RandomInput, TemplateError, TemplateSet,
-        check::{self, Bystander, Change, Judged, Outcome, Refusal},
+        check::{self, Bystander, Change, Judged, Outcome, SetRefusal},
         templates::Layers,
     },
 };
@@ -72,7 +72,7 @@ struct CheckedVm {
 #[derive(Serialize, Deserialize)]
 enum Report {
     Checked(Outcome),
-    Refused(Refusal),
+    Refused(SetRefusal),
 }
 
 /// Why a check has no outcome.
@@ -120,7 +120,7 @@ where
         let rest = || vms().filter(|(vm, _)| !left_out.contains(&vm.full_name()));
         let status = match run(&job(old, new, false), rest()).await? {
             Ended::With(Report::Checked(outcome)) => return Ok(outcome),
-            Ended::With(Report::Refused(Refusal { vm, error })) => return Err(Failure::Refused(error, Some(vm))),
+            Ended::With(Report::Refused(SetRefusal { vm, error })) => return Err(Failure::Refused(error, Some(vm))),
             Ended::Without(status, _) => status,
         };
         // The process did not finish. Run it again to find the VM and the template.

@@ -69,7 +69,7 @@ const LONGEST_VALUE: usize = 120;
 /// A part of a VM that is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+pub struct NotAllowed {
     /// The field, such as `spec.vm.networks[0].tap.bridge`.
     pub field: String,
     /// Its value, as a list would have it.
@@ -140,7 +140,7 @@ impl fmt::Display for List {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for NotAllowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, value, rule } = self;
         let short: String = value.chars().take(LONGEST_VALUE).collect();
@@ -166,7 +166,7 @@ pub struct Reach {
 
 /// The parts of a VM that are not allowed, in the order of its fields: by the spec alone, or, with the `reach` of a Pod that exists, by what such
 /// a Pod would make of the spec.
-pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) -> Vec<Refusal> {
+pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) -> Vec<NotAllowed> {
     // Of the metadata only labels reach another object, and they are filtered and not refused. The status is the manager's and the runner's.
     let VirtualMachine { metadata: _, spec, status: _ } = vm;
     let VirtualMachineSpec {
@@ -212,7 +212,7 @@ pub fn refusals(vm: &VirtualMachine, reach: Reach, config: &ReconcilerConfig) ->
 }
 
 /// The refusals in one message; `None` if there are none.
-pub fn message(refusals: &[Refusal]) -> Option<String> {
+pub fn message(refusals: &[NotAllowed]) -> Option<String> {
     let texts: Vec<String> = refusals.iter().take(MOST_IN_A_MESSAGE).map(ToString::to_string).collect();
     let more = match refusals.len().saturating_sub(MOST_IN_A_MESSAGE) {
         0 => String::new(),
@@ -222,9 +222,9 @@ pub fn message(refusals: &[Refusal]) -> Option<String> {
 }
 
 /// The lists with which nothing of that is refused, except what no list allows.
-pub fn extended(allowed: &Allowed, refusals: &[Refusal]) -> Allowed {
+pub fn extended(allowed: &Allowed, refusals: &[NotAllowed]) -> Allowed {
     let mut lists = serde_json::to_value(allowed).unwrap_or_default();
-    for Refusal { value, rule, .. } in refusals {
+    for NotAllowed { value, rule, .. } in refusals {
         let Rule::List(list) = rule else { continue };
         let (map, key) = list.keys();
         let place = match map {
@@ -267,12 +267,12 @@ struct Check<'a> {
     is_legacy: bool,
     /// The Pod is in the network of its node.
     is_tapped: bool,
-    found: Vec<Refusal>,
+    found: Vec<NotAllowed>,
 }
 
 impl Check<'_> {
     fn refuse(&mut self, field: impl Into<String>, value: impl Into<String>, rule: Rule) {
-        self.found.push(Refusal { field: field.into(), value: value.into(), rule });
+        self.found.push(NotAllowed { field: field.into(), value: value.into(), rule });
     }
 
     fn listed(&mut self, field: impl Into<String>, value: Option<&str>, list: &Patterns, name: List) {

@@ -301,7 +301,7 @@ pub enum Step {
 /// Why a person gets no VM. The texts name no object; the caller does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
-pub enum Refusal {
+pub enum NotAssigned {
     #[error("{user} has no right in the pool: spec.permissions names neither that user nor one of the user's roles")]
     NoRight { user: String },
     #[error("the pool has no VMs: name it in spec.pools of a VM, or wait until the manager has made them")]
@@ -498,9 +498,15 @@ impl Write {
 ///
 /// # Errors
 /// Why she gets none.
-pub fn assign(pool: &str, pools: &Pools, members: &[Member], who: &Assignee, now: Timestamp) -> Result<Step, Refusal> {
+pub fn assign(
+    pool: &str,
+    pools: &Pools,
+    members: &[Member],
+    who: &Assignee,
+    now: Timestamp,
+) -> Result<Step, NotAssigned> {
     if who.rights.is_empty() {
-        return Err(Refusal::NoRight { user: who.user.clone() });
+        return Err(NotAssigned::NoRight { user: who.user.clone() });
     }
     let mut own = held_by(members, pool, &who.user);
     own.retain(|(_, held)| pools.get(pool).is_none_or(|pool| held.is_from(pool)));
@@ -547,12 +553,12 @@ pub fn candidates<'a>(pool: &str, pools: &Pools, members: &'a [Member], now: Tim
     candidates
 }
 
-fn none_free(pool: &str, pools: &Pools, members: &[Member]) -> Refusal {
+fn none_free(pool: &str, pools: &Pools, members: &[Member]) -> NotAssigned {
     let of_pool = || members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
     let (refused, others): (Vec<_>, Vec<_>) = of_pool().partition(|member| member.start == Start::Refused);
     match of_pool().count() {
-        0 => Refusal::NoMembers,
-        members => Refusal::NoneFree {
+        0 => NotAssigned::NoMembers,
+        members => NotAssigned::NoneFree {
             members,
             refused: refused.len(),
             renewing: others.iter().filter(|member| member.held.is_none() && !member.is_clean(pools)).count(),

@@ -37,7 +37,7 @@ pub use whose::{Foreign, Whose, goes_with, is_of, is_used, note_origin, uses, wa
 
 /// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedChange {
     /// The claim.
     pub claim: ObjectKey,
     /// The API server's answer.
@@ -301,7 +301,7 @@ pub fn claims(
     vm: &VirtualMachine,
     observed: &Observed,
     rendered: &[Rendered],
-    refusals: &[Refusal],
+    refusals: &[RefusedChange],
 ) -> Vec<ClaimStatus> {
     let wanted = rendered.iter().filter(|object| object.key.is_claim());
     let used = wanted.map(|wanted| {
@@ -496,7 +496,7 @@ fn findings(
     observed: &Observed,
     rendered: &Rendered,
     found: &Object,
-    refusals: &[Refusal],
+    refusals: &[RefusedChange],
 ) -> Vec<ClaimFinding> {
     let deleting = found.deleting.map(|_| ClaimFinding::new(Reason::ClaimDeleting));
     let findings = [
@@ -527,7 +527,7 @@ fn size_finding(
     vm: &VirtualMachine,
     rendered: &Rendered,
     found: &Object,
-    refusals: &[Refusal],
+    refusals: &[RefusedChange],
 ) -> Option<ClaimFinding> {
     let wanted = &rendered.value["spec"];
     let with_sizes = |reason| ClaimFinding {
@@ -627,10 +627,10 @@ mod tests {
     fn a_refused_growth_is_kept_for_its_generation() {
         let (first, observed) = (growing(Value::Null), bound());
         let objects = rendered(&first, &observed);
-        let reported = |vm: &VirtualMachine, refusals: &[Refusal]| claims(vm, &observed, &objects, refusals);
+        let reported = |vm: &VirtualMachine, refusals: &[RefusedChange]| claims(vm, &observed, &objects, refusals);
         let refusal = |name: &str| {
             let claim = objects.iter().find(|object| object.key.name == name).unwrap().key.clone();
-            [Refusal { claim, answer: "no quota".into() }]
+            [RefusedChange { claim, answer: "no quota".into() }]
         };
         let refused = reported(&first, &refusal(CLAIM));
         let finding = json!({

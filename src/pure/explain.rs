@@ -75,7 +75,7 @@ pub struct Facts {
     /// The volumes of the claims, if the Pod has no node.
     pub volumes: Option<Vec<PersistentVolume>>,
     /// The GitOps object that applies the VM, and its content, if there is one and it could be read.
-    pub git: Option<(git::Source, Option<Value>)>,
+    pub git: Option<(git::GitApplier, Option<Value>)>,
     /// All storage classes.
     pub classes: Option<Vec<StorageClass>>,
     /// The events about the VM, its Pod, and its claims without a volume.
@@ -507,7 +507,7 @@ fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {
 }
 
 /// What applies the VM. A VM that nothing applies has no such line.
-fn git_link(source: &git::Source, object: Option<&Value>) -> Link {
+fn git_link(source: &git::GitApplier, object: Option<&Value>) -> Link {
     let (state, text) = match object.and_then(|object| source.obstacle(object)) {
         Some(obstacle) => ("waits", format!("{source} applies it, and {}", obstacle.what)),
         None => ("ok", format!("{source} applies it")),

@@ -40,7 +40,7 @@ use crate::{
     },
     observed::{Object, Observed, whose::Whose},
     power::{
-        self, Power, Wanted,
+        self, Power, WantedPower,
         force_stop::{ForceStop, force_stop},
         power,
     },
@@ -235,7 +235,7 @@ impl<'a> Planner<'a> {
         // A Pod that a controller creates is created again by the controller, not by the manager.
         let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
         let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
-        let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
+        let retry = retry.filter(|_| power.wanted == WantedPower::Up && renders_pod);
         let force_stop = force_stop(vm, observed, pod, power.wanted);
         let mut plan = Plan { power, force_stop, retry, ..Plan::default() };
         if let Some(end) = plan.power.until.in_force.as_ref().map(|it| it.until.0) {
@@ -255,7 +255,7 @@ impl<'a> Planner<'a> {
     }
 
     fn is_up_wanted(&self) -> bool {
-        self.plan.power.wanted == Wanted::Up
+        self.plan.power.wanted == WantedPower::Up
     }
 
     /// The objects that exist whether or not the VM runs.
@@ -338,10 +338,10 @@ impl<'a> Planner<'a> {
             let runs = pods.iter().any(|pod| pod.deleting.is_none() && !pod.has_ended());
             let is_replaced = self.is_replaced(&maker) || pods.iter().any(|pod| self.is_replaced(pod));
             let reason = match self.plan.power.wanted {
-                Wanted::Down => DeleteReason::Stop,
-                Wanted::Up if self.rendered.is_some() && is_replaced => DeleteReason::Restart,
-                Wanted::Up if self.rendered.is_some() && !runs => DeleteReason::NotRendered,
-                Wanted::Up | Wanted::Halting => continue,
+                WantedPower::Down => DeleteReason::Stop,
+                WantedPower::Up if self.rendered.is_some() && is_replaced => DeleteReason::Restart,
+                WantedPower::Up if self.rendered.is_some() && !runs => DeleteReason::NotRendered,
+                WantedPower::Up | WantedPower::Halting => continue,
             };
             if maker.deleting.is_none() {
                 self.delete(&maker, reason);
@@ -422,7 +422,7 @@ impl<'a> Planner<'a> {
         for object in unrendered {
             // What runs with the guest is deleted first: a failure of another action must not keep it while the VM should be down.
             let is_runtime = is_runtime_object(object);
-            let goes_with_guest = is_runtime && self.plan.power.wanted == Wanted::Up && !object.has_ended();
+            let goes_with_guest = is_runtime && self.plan.power.wanted == WantedPower::Up && !object.has_ended();
             let reason = if goes_with_guest { DeleteReason::Restart } else { DeleteReason::NotRendered };
             let step = if is_runtime { step_of_delete(reason) } else { 2 };
             self.plan.steps[step].push(self.deletion(object, reason));
@@ -480,9 +480,9 @@ impl<'a> Planner<'a> {
     fn is_kept(&self, object: &Object) -> bool {
         is_runtime_object(object)
             && match self.plan.power.wanted {
-                Wanted::Up => !self.is_replaced(object) && !object.has_ended(),
-                Wanted::Halting => true,
-                Wanted::Down => false,
+                WantedPower::Up => !self.is_replaced(object) && !object.has_ended(),
+                WantedPower::Halting => true,
+                WantedPower::Down => false,
             }
     }
 
@@ -518,13 +518,15 @@ impl<'a> Planner<'a> {
             return self.wait_or_force(pod);
         }
         let reason = match self.plan.power.wanted {
-            Wanted::Down if self.is_forced(pod) => DeleteReason::Force,
-            Wanted::Down => DeleteReason::Stop,
-            Wanted::Up if self.rendered.is_some() && self.is_replaced(pod) => DeleteReason::Restart,
-            Wanted::Up if self.rendered.is_some() && pod.has_ended() && self.claim_that_goes_with(pod).is_none() => {
+            WantedPower::Down if self.is_forced(pod) => DeleteReason::Force,
+            WantedPower::Down => DeleteReason::Stop,
+            WantedPower::Up if self.rendered.is_some() && self.is_replaced(pod) => DeleteReason::Restart,
+            WantedPower::Up
+                if self.rendered.is_some() && pod.has_ended() && self.claim_that_goes_with(pod).is_none() =>
+            {
                 DeleteReason::Ended
             }
-            Wanted::Up | Wanted::Halting => return,
+            WantedPower::Up | WantedPower::Halting => return,
         };
         match self.observed.makers_of(pod).last() {
             // The Pod would be made again. The garbage collector deletes it with its maker.
@@ -548,30 +550,35 @@ impl<'a> Planner<'a> {
     /// The table at the head of this module.
     fn runtime_object(&mut self, object: &Rendered, existing: Existing<'_>, may_start: bool) {
         match (self.plan.power.wanted, existing) {
-            (Wanted::Up, Existing::Absent) => {
+            (WantedPower::Up, Existing::Absent) => {
                 if may_start {
                     self.create_runtime_object(object);
                 }
             }
-            (Wanted::Up, Existing::Present(found) | Existing::Ended(found)) if self.is_replaced(found) => {
+            (WantedPower::Up, Existing::Present(found) | Existing::Ended(found)) if self.is_replaced(found) => {
                 self.delete_and_wait(found, DeleteReason::Restart);
             }
-            (Wanted::Up, Existing::Present(found))
+            (WantedPower::Up, Existing::Present(found))
                 if unstarted::is_outdated(self.vm, object, found, self.observed.now)
                     && self.claim_that_goes_with(found).is_none() =>
             {
                 self.delete_and_wait(found, DeleteReason::Changed);
             }
-            (Wanted::Up, Existing::Present(found)) => self.keep_runtime_object(object, found),
-            (Wanted::Up, Existing::Ended(found)) => self.retry_ended(found),
-            (Wanted::Up, Existing::NotOurs) => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
-            (Wanted::Down, Existing::Present(found) | Existing::Ended(found)) => {
+            (WantedPower::Up, Existing::Present(found)) => self.keep_runtime_object(object, found),
+            (WantedPower::Up, Existing::Ended(found)) => self.retry_ended(found),
+            (WantedPower::Up, Existing::NotOurs) => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
+            (WantedPower::Down, Existing::Present(found) | Existing::Ended(found)) => {
                 let reason = if self.is_forced(found) { DeleteReason::Force } else { DeleteReason::Stop };
                 self.delete_and_wait(found, reason);
             }
-            (Wanted::Up | Wanted::Down | Wanted::Halting, Existing::Deleting(found)) => self.wait_or_force(found),
-            (Wanted::Down, Existing::Absent | Existing::NotOurs)
-            | (Wanted::Halting, Existing::Absent | Existing::Present(_) | Existing::Ended(_) | Existing::NotOurs) => {}
+            (WantedPower::Up | WantedPower::Down | WantedPower::Halting, Existing::Deleting(found)) => {
+                self.wait_or_force(found)
+            }
+            (WantedPower::Down, Existing::Absent | Existing::NotOurs)
+            | (
+                WantedPower::Halting,
+                Existing::Absent | Existing::Present(_) | Existing::Ended(_) | Existing::NotOurs,
+            ) => {}
         }
     }
 

@@ -53,7 +53,7 @@ pub mod until;
 
 /// What the VM should do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
+pub enum WantedPower {
     /// Run.
     Up,
     /// Not run.
@@ -63,9 +63,9 @@ pub enum Wanted {
     Halting,
 }
 
-impl From<Wanted> for PowerState {
-    fn from(wanted: Wanted) -> Self {
-        if wanted == Wanted::Up { Self::Running } else { Self::Stopped }
+impl From<WantedPower> for PowerState {
+    fn from(wanted: WantedPower) -> Self {
+        if wanted == WantedPower::Up { Self::Running } else { Self::Stopped }
     }
 }
 
@@ -73,7 +73,7 @@ impl From<Wanted> for PowerState {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Power {
     /// What the VM should do.
-    pub wanted: Wanted,
+    pub wanted: WantedPower,
     /// The new `status.halted`.
     pub halted: Option<Halted>,
     /// Nobody sets `state`, so the last power state stays in effect.
@@ -127,7 +127,7 @@ fn by_spec(vm: &VirtualMachine, shutdown: Shutdown<'_>) -> Power {
 impl Power {
     /// The same VM while an annotation stops it. A shutdown that is reported now is not the guest's own decision.
     fn stopped_for_some_time(self) -> Self {
-        let is_new = self.wanted == Wanted::Halting;
+        let is_new = self.wanted == WantedPower::Halting;
         let halted = self.halted.map(|halted| Halted { released: halted.released || is_new, ..halted });
         Self { halted, ..Self::default() }
     }
@@ -204,11 +204,11 @@ impl<'a> Shutdown<'a> {
         let has_reported =
             |pod: &Object| pod.deleting.is_none() && self.reporting_pod.is_some_and(|uid| *uid == pod.uid);
         let replace_pod = halted.is_some() && self.pod.is_some_and(has_reported);
-        Power { wanted: Wanted::Up, halted, replace_pod, ..Power::default() }
+        Power { wanted: WantedPower::Up, halted, replace_pod, ..Power::default() }
     }
 
     fn halting(&self) -> Power {
-        Power { wanted: Wanted::Halting, halted: Some(self.new_halted()), ..Power::default() }
+        Power { wanted: WantedPower::Halting, halted: Some(self.new_halted()), ..Power::default() }
     }
 
     /// Whether a shutdown in the status keeps the VM down.

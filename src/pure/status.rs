@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use self::{
     generation::generations,
-    guest::{Guest, LastReport, is_lost},
+    guest::{LastReport, ReportedGuest, is_lost},
     new_disks::new_disks,
     ready::ready,
 };
@@ -41,13 +41,13 @@ use crate::{
         report::REPORTED_CONDITIONS,
         status::{Address, Phase, StateOverride, whole_seconds},
     },
-    claims::{self, Refusal},
+    claims::{self, RefusedChange},
     object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
     ownership::{OF_GUEST, is_said_by_runner},
     plan::{Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::{
-        Wanted,
+        WantedPower,
         until::{self, Misuse, Until},
     },
     render::{TemplateError, TemplateSet},
@@ -68,7 +68,7 @@ pub struct Outcome {
     /// The same of objects that no Pod mounts.
     pub beside: Vec<Problem>,
     /// The changes of claims that the API server refused. The VM runs without them.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<RefusedChange>,
     /// The kinds in `status.objectKinds` that the manager does not watch.
     pub unknown_kinds: Vec<TypeMeta>,
     /// The state of the node of a Pod that is overdue ([`Wait::Overdue`]).
@@ -88,7 +88,7 @@ pub struct LookedUp {
 
 /// The templates of a VM.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Source<'a> {
+pub struct UsedTemplates<'a> {
     /// The template set that is in use for it.
     pub set: Option<&'a TemplateSet>,
     /// Why a newer version of the set is not used.
@@ -109,7 +109,7 @@ pub struct Reconciled<'a> {
     /// How the execution of the plan ended.
     pub outcome: &'a Outcome,
     /// Its templates.
-    pub source: Source<'a>,
+    pub source: UsedTemplates<'a>,
 }
 
 /// The Pods in which a guest of the VM may run.
@@ -202,7 +202,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
 pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
     let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pods = Pods::new(vm, observed, plan);
-    let guest = Guest::new(vm, pods.own, reports::is_of_pod(vm, observed));
+    let guest = ReportedGuest::new(vm, pods.own, reports::is_of_pod(vm, observed));
     let ready = ready(reconciled, &guest, pods);
     let (reason, tail) = (ready.reason(), ready.tail().to_owned());
     let phase = phase(reconciled, &guest, pods, reason);
@@ -303,7 +303,7 @@ fn pending_of_runner(vm: &VirtualMachine, is_silent: bool) -> impl Iterator<Item
     changes.filter(move |change| is_folded && !change.is_of_manager()).cloned()
 }
 
-fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Option<NewCondition> {
+fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &ReportedGuest<'_>) -> Option<NewCondition> {
     // The runner lists the settings that QEMU reads only when it starts.
     let of_runner = vm.status.iter().flat_map(|status| &status.pending_changes);
     let of_runner = of_runner.filter(|change| guest.reports(RUNNING) && !change.is_of_manager());
@@ -393,7 +393,7 @@ fn state_overridden(vm: &VirtualMachine, plan: &Plan) -> Option<NewCondition> {
 
 /// The runner's conditions that no runner reports: without a guest they are False, and while the Pod's node does not answer they are Unknown
 /// ([`Guest::last_report`]). Runners of older versions do not write all of them.
-fn conditions_without_report(guest: &Guest<'_>, phase: Phase) -> Vec<NewCondition> {
+fn conditions_without_report(guest: &ReportedGuest<'_>, phase: Phase) -> Vec<NewCondition> {
     let written = |type_: &&'static str| match (guest.last_report(type_), *type_) {
         (Some(_), _) => true,
         (None, RUNNING | BOOTED) => !guest.reports(type_),
@@ -449,20 +449,20 @@ fn object_kinds(
 }
 
 /// `ready` is the reason of the condition Ready.
-fn phase(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>, ready: Reason) -> Phase {
+fn phase(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'_>, ready: Reason) -> Phase {
     let is_being_deleted = reconciled.vm.metadata.deletion_timestamp.is_some();
     match (reconciled.plan.power.wanted, pods.own.or(pods.previous)) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
-        (Wanted::Up, Some(_)) if guest.is_up => Phase::Running,
-        (Wanted::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
-        (Wanted::Up, Some(_)) if matches!(ready, Reason::Paused | Reason::Resuming | Reason::GuestPanicked) => {
+        (WantedPower::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
+        (WantedPower::Up, Some(_)) if guest.is_up => Phase::Running,
+        (WantedPower::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
+        (WantedPower::Up, Some(_)) if matches!(ready, Reason::Paused | Reason::Resuming | Reason::GuestPanicked) => {
             Phase::Paused
         }
-        (Wanted::Up, None) if is_being_deleted => Phase::Stopped,
-        (Wanted::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
-        (Wanted::Up, Some(_) | None) => Phase::Starting,
-        (Wanted::Down | Wanted::Halting, None) => Phase::Stopped,
-        (Wanted::Down | Wanted::Halting, Some(_)) => Phase::Stopping,
+        (WantedPower::Up, None) if is_being_deleted => Phase::Stopped,
+        (WantedPower::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
+        (WantedPower::Up, Some(_) | None) => Phase::Starting,
+        (WantedPower::Down | WantedPower::Halting, None) => Phase::Stopped,
+        (WantedPower::Down | WantedPower::Halting, Some(_)) => Phase::Stopping,
     }
 }
 

@@ -2,8 +2,8 @@
 //! Nothing else: QEMU knows many more forms (`fat:`, `nbd:`, `json:`, ...), and the runner's container has files that are not the guest's.
 //!
 //! ```text
-//!  text in the configuration ─▶ parse ─▶ Wanted ─▶ look at the file, or ask for the URL ─▶ Medium ─▶ QEMU's -blockdev or blockdev-add
-//!                                 └───────────────────────┴─▶ Refusal ─▶ condition ChangesApplied, and the drive is empty
+//!  text in the configuration ─▶ parse ─▶ CdText ─▶ look at the file, or ask for the URL ─▶ Medium ─▶ QEMU's -blockdev or blockdev-add
+//!                                 └───────────────────────┴─▶ CdRefusal ─▶ condition ChangesApplied, and the drive is empty
 //! ```
 //!
 //! [`Medium`] says with which driver QEMU opens it, so QEMU never interprets the text. The machine role finds out the medium at the start
@@ -79,7 +79,7 @@ pub type Answer = Result<Medium, String>;
 
 /// Why a CD is not inserted.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum CdRefusal {
     /// A protocol that is not allowed.
     #[error("it has the protocol {0}; use http or https, or a file")]
     Protocol(String),
@@ -110,7 +110,7 @@ pub enum Refusal {
 
 /// What a text means, before anything is opened.
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted<'a> {
+enum CdText<'a> {
     Url(&'a str),
     /// A file, and the folder in which it must be.
     File(&'a Path, &'a Path),
@@ -121,33 +121,33 @@ pub fn folders(configured: &[String]) -> Vec<PathBuf> {
     std::iter::once(IMAGE_REPOSITORY).chain(configured.iter().map(String::as_str)).map(PathBuf::from).collect()
 }
 
-fn parse<'a>(text: &'a str, folders: &'a [PathBuf]) -> Result<Wanted<'a>, Refusal> {
+fn parse<'a>(text: &'a str, folders: &'a [PathBuf]) -> Result<CdText<'a>, CdRefusal> {
     let path = match Cd::parse(text) {
-        Cd::Url { url, protocol: "http" | "https" } => return Ok(Wanted::Url(url)),
-        Cd::Url { protocol, .. } => return Err(Refusal::Protocol(protocol.to_owned())),
+        Cd::Url { url, protocol: "http" | "https" } => return Ok(CdText::Url(url)),
+        Cd::Url { protocol, .. } => return Err(CdRefusal::Protocol(protocol.to_owned())),
         // The manager writes names of the image repository as paths.
-        Cd::None | Cd::Repository(_) => return Err(Refusal::Upwards),
+        Cd::None | Cd::Repository(_) => return Err(CdRefusal::Upwards),
         Cd::Path(path) => Path::new(path),
     };
     let is_plain = |part: Component| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.components().all(is_plain) {
-        return Err(Refusal::Upwards);
+        return Err(CdRefusal::Upwards);
     }
     let folder = folders.iter().find(|folder| path.starts_with(folder) && path != folder.as_path());
-    folder.map(|folder| Wanted::File(path, folder)).ok_or(Refusal::Elsewhere)
+    folder.map(|folder| CdText::File(path, folder)).ok_or(CdRefusal::Elsewhere)
 }
 
 /// The medium of a text in the configuration.
 ///
 /// # Errors
 /// If it is not allowed, does not exist, or its server does not answer in time.
-pub async fn medium(text: &str, folders: &[PathBuf]) -> Result<Medium, Refusal> {
+pub async fn medium(text: &str, folders: &[PathBuf]) -> Result<Medium, CdRefusal> {
     match parse(text, folders)? {
-        Wanted::Url(url) => {
+        CdText::Url(url) => {
             ask_for(url).await?;
             Ok(Medium::Url(url.to_owned()))
         }
-        Wanted::File(path, folder) => file(path, folder, folders),
+        CdText::File(path, folder) => file(path, folder, folders),
     }
 }
 
@@ -155,30 +155,30 @@ pub async fn medium(text: &str, folders: &[PathBuf]) -> Result<Medium, Refusal> 
 ///
 /// # Errors
 /// If it is not allowed, or the file does not exist.
-pub fn check(text: &str, folders: &[PathBuf]) -> Result<(), Refusal> {
+pub fn check(text: &str, folders: &[PathBuf]) -> Result<(), CdRefusal> {
     match parse(text, folders)? {
-        Wanted::Url(_) => Ok(()),
-        Wanted::File(path, folder) => file(path, folder, folders).map(drop),
+        CdText::Url(_) => Ok(()),
+        CdText::File(path, folder) => file(path, folder, folders).map(drop),
     }
 }
 
-fn file(path: &Path, folder: &Path, folders: &[PathBuf]) -> Result<Medium, Refusal> {
+fn file(path: &Path, folder: &Path, folders: &[PathBuf]) -> Result<Medium, CdRefusal> {
     let real = fs::canonicalize(path).map_err(|error| match folder.is_dir() {
         true => error.into(),
-        false => Refusal::NoFolder(folder.to_owned()),
+        false => CdRefusal::NoFolder(folder.to_owned()),
     })?;
     let is_inside = |folder: &PathBuf| fs::canonicalize(folder).is_ok_and(|folder| real.starts_with(folder));
     if !folders.iter().any(is_inside) {
-        return Err(Refusal::Link(folder.to_owned()));
+        return Err(CdRefusal::Link(folder.to_owned()));
     }
     if !fs::metadata(&real)?.is_file() {
-        return Err(Refusal::NoFile);
+        return Err(CdRefusal::NoFile);
     }
-    real.into_os_string().into_string().map(Medium::File).map_err(|_| Refusal::Upwards)
+    real.into_os_string().into_string().map(Medium::File).map_err(|_| CdRefusal::Upwards)
 }
 
 /// Asks a server for the head of a file, as QEMU does when it opens it.
-async fn ask_for(url: &str) -> Result<(), Refusal> {
+async fn ask_for(url: &str) -> Result<(), CdRefusal> {
     let seconds = ANSWER.as_secs().to_string();
     let mut curl = Command::new(CURL);
     curl.args(["--silent", "--show-error", "--fail", "--location", "--head", "--globoff", "--disable"])
@@ -190,7 +190,7 @@ async fn ask_for(url: &str) -> Result<(), Refusal> {
         Ok(output) => {
             let words = String::from_utf8_lossy(&output.stderr);
             let words = words.trim().trim_start_matches("curl: ");
-            Err(Refusal::Unreachable(if words.is_empty() { output.status.to_string() } else { words.to_owned() }))
+            Err(CdRefusal::Unreachable(if words.is_empty() { output.status.to_string() } else { words.to_owned() }))
         }
         // An image without curl: QEMU itself finds out.
         Err(_) => Ok(()),
@@ -207,8 +207,8 @@ mod tests {
     fn only_urls_and_files_below_the_folders_are_allowed() {
         let folders = folders(&["/srv/isos".to_owned(), "/srv/more/".to_owned()]);
         let of = |text: &str| match parse(text, &folders) {
-            Ok(Wanted::Url(url)) => format!("url {url}"),
-            Ok(Wanted::File(path, folder)) => format!("file {} in {}", path.display(), folder.display()),
+            Ok(CdText::Url(url)) => format!("url {url}"),
+            Ok(CdText::File(path, folder)) => format!("file {} in {}", path.display(), folder.display()),
             Err(refusal) => format!("{refusal:?}"),
         };
         for (text, expected) in [

@@ -241,7 +241,7 @@ impl Strangers {
 
 /// What a client has asked for.
 #[derive(Clone, Copy)]
-enum Wanted {
+enum ClientRequest {
     List,
     Figures,
     Picture,
@@ -281,15 +281,15 @@ async fn connection(
 /// Gives a client that has shown the token what it has asked for.
 async fn serve_client(
     socket: &mut Socket,
-    wanted: Wanted,
+    wanted: ClientRequest,
     options: &RelayOptions,
     room: &Room,
 ) -> Result<(), tungstenite::Error> {
     let console = match wanted {
-        Wanted::List => return looks::list(socket, room).await,
-        Wanted::Figures => return looks::figures(socket, &options.runtime).await,
-        Wanted::Picture => return looks::picture(socket, &options.runtime).await,
-        Wanted::Console(console) => console,
+        ClientRequest::List => return looks::list(socket, room).await,
+        ClientRequest::Figures => return looks::figures(socket, &options.runtime).await,
+        ClientRequest::Picture => return looks::picture(socket, &options.runtime).await,
+        ClientRequest::Console(console) => console,
     };
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let first = timeout(PATIENCE, first_message(socket)).await.map_err(late)??;
@@ -300,7 +300,10 @@ async fn serve_client(
     }
 }
 
-async fn greet(stream: TlsStream<TcpStream>, identity: &Identity) -> Result<(Socket, Wanted), tungstenite::Error> {
+async fn greet(
+    stream: TlsStream<TcpStream>,
+    identity: &Identity,
+) -> Result<(Socket, ClientRequest), tungstenite::Error> {
     let mut wanted = None;
     let refuse = |code, text: &str| {
         let mut response = ErrorResponse::new(Some(text.to_owned()));
@@ -313,10 +316,10 @@ async fn greet(stream: TlsStream<TcpStream>, identity: &Identity) -> Result<(Soc
             return Err(refuse(StatusCode::UNAUTHORIZED, "the token is missing or wrong"));
         }
         wanted = match request.uri().path() {
-            VIEWERS => Some(Wanted::List),
-            FIGURES => Some(Wanted::Figures),
-            PICTURE => Some(Wanted::Picture),
-            path => Console::ALL.into_iter().find(|console| console.path() == path).map(Wanted::Console),
+            VIEWERS => Some(ClientRequest::List),
+            FIGURES => Some(ClientRequest::Figures),
+            PICTURE => Some(ClientRequest::Picture),
+            path => Console::ALL.into_iter().find(|console| console.path() == path).map(ClientRequest::Console),
         };
         if wanted.is_some() { Ok(response) } else { Err(refuse(StatusCode::NOT_FOUND, "there is no such console")) }
     };
@@ -488,13 +491,13 @@ impl Room {
 }
 
 /// A viewer in the room. It leaves the room when this is dropped.
-struct Guest<'a> {
+struct PlaceInRoom<'a> {
     room: &'a Room,
     id: Id,
     orders: mpsc::UnboundedReceiver<Decision>,
 }
 
-impl Drop for Guest<'_> {
+impl Drop for PlaceInRoom<'_> {
     fn drop(&mut self) {
         self.room.leave(self.id);
     }
@@ -522,7 +525,7 @@ async fn view(
     };
     info!(user = hello.user, session = hello.session, ?console, wish = ?hello.wish, "a viewer connects");
     let (id, orders) = room.join(hello, console);
-    let mut guest = Guest { room, id, orders };
+    let mut guest = PlaceInRoom { room, id, orders };
     let mut alive = Alive::new();
     if let Some((code, reason)) = wait(socket, &mut guest, &mut alive).await? {
         return close(socket, code, &reason).await;
@@ -554,7 +557,7 @@ async fn connect(path: &Path) -> io::Result<UnixStream> {
 /// Waits until the viewer is let in. Otherwise why not.
 async fn wait(
     socket: &mut Socket,
-    guest: &mut Guest<'_>,
+    guest: &mut PlaceInRoom<'_>,
     alive: &mut Alive,
 ) -> Result<Option<(Closed, String)>, tungstenite::Error> {
     loop {
@@ -602,7 +605,7 @@ async fn exchange(
     socket: &mut Socket,
     qemu: UnixStream,
     mut gate: Gate,
-    guest: &mut Guest<'_>,
+    guest: &mut PlaceInRoom<'_>,
     alive: &mut Alive,
 ) -> Result<(Closed, String), tungstenite::Error> {
     let (mut output, mut input) = qemu.into_split();

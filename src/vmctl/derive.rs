@@ -102,7 +102,7 @@ pub struct Derived {
 /// Why no VM is derived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
-pub enum Refusal {
+pub enum NotDerived {
     #[error(
         "there is no Pod {pod} with the UID {uid}, so Kubernetes would delete its VM at once: either that Pod was deleted, or the name, UID or \
          namespace that this program was told is wrong; to run it outside a Pod, give it a namespace that does not exist (--pod-namespace)"
@@ -157,22 +157,22 @@ pub fn derive(
     pod: &PodFacts,
     object: &PodObject,
     order: &Order,
-) -> Result<Derived, Refusal> {
+) -> Result<Derived, NotDerived> {
     let prototype_namespace = prototype.namespace().unwrap_or_default();
     let full_name = api::full_name(Some(&prototype_namespace), &prototype.name_any());
     let mut spec = prototype.data.get("spec").cloned().unwrap_or_default();
     if !spec["vm"].is_object() {
-        return Err(Refusal::NoMachine { prototype: full_name });
+        return Err(NotDerived::NoMachine { prototype: full_name });
     }
     if object.is_missing && pod.namespace == order.namespace {
-        return Err(Refusal::NoPod { pod: pod.full_name(), uid: pod.uid.clone() });
+        return Err(NotDerived::NoPod { pod: pod.full_name(), uid: pod.uid.clone() });
     }
     check_disks(&spec, &full_name)?;
     if let Some(controller) = object.controller.as_ref().filter(|kind| *kind != "StatefulSet")
         && order.disks == Disks::Keep
         && !order.force
     {
-        return Err(Refusal::DisksLeftBehind { controller: controller.clone() });
+        return Err(NotDerived::DisksLeftBehind { controller: controller.clone() });
     }
     let warnings = warnings(&spec, &prototype_namespace, pod, object, order);
     make_own(&mut spec);
@@ -198,16 +198,16 @@ pub fn derive(
 }
 
 /// Refuses disks that are another VM's too. Claims that templates fix are seen when the VM has a Pod: `standing::fixed_claim`.
-fn check_disks(spec: &Value, prototype: &str) -> Result<(), Refusal> {
+fn check_disks(spec: &Value, prototype: &str) -> Result<(), NotDerived> {
     let disks = spec["vm"]["disks"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (disk, claim) in disks.iter().map(|disk| &disk["volumeClaimTemplate"]["spec"]).enumerate() {
         let prototype = prototype.to_owned();
         if let Some(volume) = claim["volumeName"].as_str().filter(|volume| !volume.is_empty()) {
-            return Err(Refusal::Volume { prototype, disk, volume: volume.to_owned() });
+            return Err(NotDerived::Volume { prototype, disk, volume: volume.to_owned() });
         }
         let modes = claim["accessModes"].as_array().map(Vec::as_slice).unwrap_or_default();
         if modes.iter().any(|mode| mode == "ReadWriteMany") {
-            return Err(Refusal::SharedDisk { prototype, disk });
+            return Err(NotDerived::SharedDisk { prototype, disk });
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 
 /// Where the facts about the Pod come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Source {
+pub struct PodSource {
     /// The folder with the files `name`, `uid` and `namespace`.
     pub podinfo: PathBuf,
     /// The name, instead of its file.
@@ -31,7 +31,7 @@ pub struct Missing {
     how: String,
 }
 
-impl Source {
+impl PodSource {
     /// All facts.
     ///
     /// # Errors
@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn options_and_variables_come_before_files_and_what_is_missing_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let source = Source { podinfo: folder.path().to_owned(), node: Some("a".into()), ..Source::default() };
-        let missing = |source: &Source| source.facts().unwrap_err().to_string();
+        let source = PodSource { podinfo: folder.path().to_owned(), node: Some("a".into()), ..PodSource::default() };
+        let missing = |source: &PodSource| source.facts().unwrap_err().to_string();
         let said = missing(&source);
         assert!(said.starts_with("the name of this Pod is not known: mount a volume of type downwardAPI"), "{said}");
         assert!(said.contains(&format!("{}/name", folder.path().display())) && said.contains("POD_NAME"), "{said}");
@@ -104,8 +104,8 @@ mod tests {
             node: "a".into(),
         };
         assert_eq!(source.facts(), Ok(facts("web-0")));
-        assert_eq!(Source { name: Some("web-1".into()), ..source.clone() }.facts(), Ok(facts("web-1")));
-        assert_eq!(Source { name: Some(String::new()), ..source.clone() }.facts(), Ok(facts("web-0")));
-        assert!(missing(&Source { node: None, ..source }).contains("NODE_NAME"));
+        assert_eq!(PodSource { name: Some("web-1".into()), ..source.clone() }.facts(), Ok(facts("web-1")));
+        assert_eq!(PodSource { name: Some(String::new()), ..source.clone() }.facts(), Ok(facts("web-0")));
+        assert!(missing(&PodSource { node: None, ..source }).contains("NODE_NAME"));
     }
 }

@@ -125,7 +125,7 @@ pub(super) fn waiting(signed_in: &SignedIn, rights: &Rights, vm: &VirtualMachine
 
 /// What the browser wants.
 #[derive(Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct ConsoleRequest {
     wish: Wish,
 }
 
@@ -134,7 +134,7 @@ pub(super) async fn socket(
     State(app): State<App>,
     allowed: Allowed<OpenConsole>,
     headers: HeaderMap,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<ConsoleRequest>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     open(app, allowed, &headers, Console::Vnc, &wanted, upgrade)
@@ -145,7 +145,7 @@ pub(super) async fn serial_socket(
     State(app): State<App>,
     allowed: Allowed<OpenConsole>,
     headers: HeaderMap,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<ConsoleRequest>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     open(app, allowed, &headers, Console::Serial, &wanted, upgrade)
@@ -156,7 +156,7 @@ fn open(
     allowed: Allowed<OpenConsole>,
     headers: &HeaderMap,
     console: Console,
-    &Wanted { wish }: &Wanted,
+    &ConsoleRequest { wish }: &ConsoleRequest,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     if !is_own(headers, &app.origins) {

@@ -1,9 +1,9 @@
 //! The form for a new VM, for administrators: `/vms/new`.
 //!
 //! ```text
-//!  form ─▶ Wanted ─┬─▶ its YAML, and the command for it
-//!                  └─▶ the API server: would it take it (a dry run)? ─▶ what is wrong, beside each field
-//!                                      create it ─▶ the page of the VM
+//!  form ─▶ NewVm ─┬─▶ its YAML, and the command for it
+//!                 └─▶ the API server: would it take it (a dry run)? ─▶ what is wrong, beside each field
+//!                                     create it ─▶ the page of the VM
 //! ```
 //!
 //! The page works without a script; with one it asks by itself while somebody types.
@@ -48,14 +48,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the API server says of a VM.
 #[derive(Default)]
-struct Refusal {
+struct Complaints {
     /// Of fields of the form.
     fields: Problems,
     /// Of all others.
     others: Vec<String>,
 }
 
-impl Refusal {
+impl Complaints {
     /// Sorts what is wrong by the fields that it is about.
     fn of(status: &Status) -> Self {
         let mut refusal = Self::default();
@@ -93,7 +93,7 @@ enum Outcome {
     /// The API server would take the VM.
     Accepted,
     /// It does not take it.
-    Refused(Refusal),
+    Refused(Complaints),
     /// There is no answer. The log says why.
     Failed,
 }
@@ -125,7 +125,7 @@ pub(super) async fn submit(
         Ok(_) if is_dry => (Outcome::Accepted, StatusCode::OK),
         Ok(object) => return created(&app, &signed_in, namespace, &object).await,
         Err(kube::Error::Api(answer)) => {
-            (Outcome::Refused(Refusal::of(&answer)), if is_dry { StatusCode::OK } else { StatusCode::CONFLICT })
+            (Outcome::Refused(Complaints::of(&answer)), if is_dry { StatusCode::OK } else { StatusCode::CONFLICT })
         }
         Err(error) => {
             let vm = &wanted.name;
@@ -206,8 +206,8 @@ mod tests {
 
     use super::*;
 
-    fn refusal(status: Value) -> Refusal {
-        Refusal::of(&serde_json::from_value(status).unwrap())
+    fn refusal(status: Value) -> Complaints {
+        Complaints::of(&serde_json::from_value(status).unwrap())
     }
 
     #[test]

@@ -193,17 +193,17 @@ impl Provider {
     ///
     /// # Errors
     /// If she is not let in.
-    pub fn admit(&self, profile: &Profile) -> Result<Person, Refusal> {
+    pub fn admit(&self, profile: &Profile) -> Result<Person, NotLetIn> {
         let is_authorized = match profile.roles.is_empty() {
             true => self.authorized_roles.contains(""),
             false => profile.roles.iter().any(|role| !role.is_empty() && self.authorized_roles.contains(role)),
         };
         if !is_authorized {
-            return Err(Refusal::NotAuthorized);
+            return Err(NotLetIn::NotAuthorized);
         }
         let user = mapped(&self.user_mappings, &profile.user);
         if !is_user(&user) {
-            return Err(Refusal::BadName);
+            return Err(NotLetIn::BadName);
         }
         let roles = profile.roles.iter().map(|role| mapped(&self.role_mappings, role)).collect();
         Ok(Person { user, roles })
@@ -254,11 +254,11 @@ impl Profile {
     ///
     /// # Errors
     /// If they don't say who it is, or are too long for a session.
-    pub fn of(claims: &Map<String, Value>, roles_claim: &str) -> Result<Self, Refusal> {
+    pub fn of(claims: &Map<String, Value>, roles_claim: &str) -> Result<Self, NotLetIn> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let user = text("preferred_username").ok_or(Refusal::NoName)?.to_owned();
+        let user = text("preferred_username").ok_or(NotLetIn::NoName)?.to_owned();
         if !is_user(&user) {
-            return Err(Refusal::BadName);
+            return Err(NotLetIn::BadName);
         }
         let full_name = text("name").filter(|name| !name.chars().any(char::is_control));
         let full_name = full_name.map(|name| name.chars().take(LONGEST_FULL_NAME).collect());
@@ -269,7 +269,7 @@ impl Profile {
         };
         let profile = Self { user, full_name, roles };
         let length = serde_json::to_string(&profile).map_or(usize::MAX, |text| text.len());
-        if length > LONGEST_PROFILE { Err(Refusal::TooLong) } else { Ok(profile) }
+        if length > LONGEST_PROFILE { Err(NotLetIn::TooLong) } else { Ok(profile) }
     }
 
     /// Whether these claims have all that a profile is made of.
@@ -289,7 +289,7 @@ fn roles<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 
 /// Why somebody is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum NotLetIn {
     /// The user is not configured any more.
     #[error("there is no such user")]
     NoUser,
@@ -484,7 +484,7 @@ mod tests {
             let keys = json!({ "authorizedRoles": authorized, "roleMappings": [{ "from": "other", "to": "mapped" }] });
             let admitted = provider(keys).unwrap().0.admit(&profile("ann", roles));
             assert_eq!(admitted.is_ok(), is_admitted, "{authorized} {roles:?}");
-            assert!(admitted.is_ok() || admitted == Err(Refusal::NotAuthorized));
+            assert!(admitted.is_ok() || admitted == Err(NotLetIn::NotAuthorized));
         }
     }
 
@@ -515,7 +515,7 @@ mod tests {
         let person = provider(keys).unwrap().0.admit(&profile("ann", &["a", "b", "c"])).unwrap();
         assert_eq!(person, Person { user: "ann@lab".into(), roles: ["admin".to_owned(), "c".to_owned()].into() });
         let emptied = json!({ "userMappings": [{ "from": ".*", "to": "" }] });
-        assert_eq!(provider(emptied).unwrap().0.admit(&profile("ann", &["staff"])), Err(Refusal::BadName));
+        assert_eq!(provider(emptied).unwrap().0.admit(&profile("ann", &["staff"])), Err(NotLetIn::BadName));
     }
 
     #[test]
@@ -528,12 +528,12 @@ mod tests {
         assert!(read(json!({ "preferred_username": "ann", "roles": { "a": true } })).unwrap().roles.is_empty());
         for nobody in [json!({}), json!({ "preferred_username": "" }), json!({ "preferred_username": 7, "sub": "ann" })]
         {
-            assert_eq!(read(nobody), Err(Refusal::NoName));
+            assert_eq!(read(nobody), Err(NotLetIn::NoName));
         }
-        assert_eq!(read(json!({ "preferred_username": "a\nb" })), Err(Refusal::BadName));
-        assert_eq!(read(json!({ "preferred_username": "a".repeat(257) })), Err(Refusal::BadName));
+        assert_eq!(read(json!({ "preferred_username": "a\nb" })), Err(NotLetIn::BadName));
+        assert_eq!(read(json!({ "preferred_username": "a".repeat(257) })), Err(NotLetIn::BadName));
         let many: Vec<String> = (0..300).map(|number| format!("role-{number}")).collect();
-        assert_eq!(read(json!({ "preferred_username": "ann", "roles": many })), Err(Refusal::TooLong));
+        assert_eq!(read(json!({ "preferred_username": "ann", "roles": many })), Err(NotLetIn::TooLong));
         let long = read(json!({ "preferred_username": "ann", "name": "a".repeat(1000) })).unwrap();
         assert_eq!(long.full_name.unwrap().len(), LONGEST_FULL_NAME);
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     actions::{
         Change, Decision, FoundVm, VmHandle,
-        edit::{Edit, Refusal, decide},
+        edit::{Edit, EditRefusal, decide},
         write::{ChangeError, Done},
     },
     api::Quantity,
@@ -26,12 +26,12 @@ use crate::{
 
 /// What the form has. An empty field changes nothing.
 #[derive(Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct ResizeForm {
     cpus: String,
     ram: String,
 }
 
-impl Wanted {
+impl ResizeForm {
     /// What is to be changed. The error is a text that is no number, or no size.
     fn edits(&self) -> Result<Vec<Edit>, String> {
         let mut edits = Vec::new();
@@ -48,7 +48,7 @@ impl Wanted {
 }
 
 /// Decides what is written for all of them, and what is different then.
-fn decide_all(found: &FoundVm, edits: &[Edit]) -> Result<Decision<String>, Refusal> {
+fn decide_all(found: &FoundVm, edits: &[Edit]) -> Result<Decision<String>, EditRefusal> {
     let (mut patch, mut words) = (json!({}), Vec::new());
     for edit in edits {
         if let Decision::Write { change: Change::Merge(one) | Change::Apply(one), expected, .. } =
@@ -68,7 +68,7 @@ fn decide_all(found: &FoundVm, edits: &[Edit]) -> Result<Decision<String>, Refus
 pub(super) async fn resize(
     State(app): State<App>,
     allowed: Allowed<Administer>,
-    Form(wanted): Form<Wanted>,
+    Form(wanted): Form<ResizeForm>,
 ) -> Response {
     let Allowed { signed_in, key: (namespace, name), .. } = &allowed;
     let page = format!("/vms/{namespace}/{name}");
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn only_numbers_and_sizes_are_taken() {
         let edits =
-            |cpus: &str, ram: &str| Wanted { cpus: cpus.into(), ram: ram.into() }.edits().map(|edits| edits.len());
+            |cpus: &str, ram: &str| ResizeForm { cpus: cpus.into(), ram: ram.into() }.edits().map(|edits| edits.len());
         assert_eq!([edits("", ""), edits("2", ""), edits(" 2 ", "4Gi")], [Ok(0), Ok(1), Ok(2)]);
         for (cpus, ram) in [("0", ""), ("-1", ""), ("two", ""), ("1.5", ""), ("", "much"), ("", "-1Gi")] {
             assert!(edits(cpus, ram).is_err(), "{cpus} {ram}");

@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 
 use super::{
     passwords::Hash,
-    provider::{self, LONGEST_NAME, Provider, Refusal},
+    provider::{self, LONGEST_NAME, NotLetIn, Provider},
     session::SignIn,
 };
 use crate::{
@@ -327,17 +327,17 @@ impl Settings {
     ///
     /// # Errors
     /// If she is not let in any more.
-    pub fn person(&self, by: &SignIn) -> Result<Person, Refusal> {
+    pub fn person(&self, by: &SignIn) -> Result<Person, NotLetIn> {
         let person = match by {
             SignIn::Password(user) => {
-                self.users.get(user).ok_or(Refusal::NoUser)?;
+                self.users.get(user).ok_or(NotLetIn::NoUser)?;
                 Person { user: user.clone(), roles: BTreeSet::new() }
             }
             SignIn::Provider(name, profile) => {
-                let person = self.provider(name).ok_or(Refusal::NoProvider)?.admit(profile)?;
+                let person = self.provider(name).ok_or(NotLetIn::NoProvider)?.admit(profile)?;
                 // Otherwise whoever gets such a name at the provider would have the rights of that user.
                 if self.users.contains_key(&person.user) {
-                    return Err(Refusal::IsLocalUser);
+                    return Err(NotLetIn::IsLocalUser);
                 }
                 person
             }
@@ -439,7 +439,7 @@ mod tests {
         // Everybody else has the role `other`, with which one may only sign in.
         let other = settings.with_roles(Person { user: "ann".into(), roles: BTreeSet::new() });
         assert_eq!(settings.views(&other), Views::default());
-        assert_eq!(settings.person(&SignIn::Password("ann".into())), Err(Refusal::NoUser));
+        assert_eq!(settings.person(&SignIn::Password("ann".into())), Err(NotLetIn::NoUser));
         let console = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole";
         assert_eq!(
             settings.warnings,
@@ -560,9 +560,9 @@ mod tests {
         let ann = settings.person(&by("lab", "ann", &["staff"])).unwrap();
         assert_eq!(ann.roles, ["admins", "all", "staff"].map(str::to_owned).into(), "those that are configured, too");
         assert_eq!(settings.full_name(&by("lab", "ann", &[])), Some("Full"));
-        assert_eq!(settings.person(&by("lab", "ann", &[])), Err(Refusal::NotAuthorized));
-        assert_eq!(settings.person(&by("other", "ann", &["staff"])), Err(Refusal::NoProvider));
-        assert_eq!(settings.person(&by("lab", "bob", &["staff"])), Err(Refusal::IsLocalUser));
+        assert_eq!(settings.person(&by("lab", "ann", &[])), Err(NotLetIn::NotAuthorized));
+        assert_eq!(settings.person(&by("other", "ann", &["staff"])), Err(NotLetIn::NoProvider));
+        assert_eq!(settings.person(&by("lab", "bob", &["staff"])), Err(NotLetIn::IsLocalUser));
         assert!(read(&section("{}")).providers().is_empty());
         let twice = Settings::parse(&section(&format!("[{lab}, {lab}]"))).unwrap_err().to_string();
         assert!(twice.contains("two providers have this name"), "{twice}");

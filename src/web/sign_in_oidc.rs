@@ -23,7 +23,7 @@ use super::{
     client::Client,
     openid::{Begun, OpenIdError},
     pages::value,
-    provider::{Profile, Refusal},
+    provider::{NotLetIn, Profile},
     session::{Session, SignIn},
     signed_in::{SignedIn, language},
     site::Site,
@@ -99,7 +99,7 @@ enum Failure {
     /// The provider's answer can't be used.
     Answer(OpenIdError),
     /// She is not let in.
-    Refused(Refusal),
+    Refused(NotLetIn),
 }
 
 /// `GET /oauth/callback`. Whatever happens, the same answer of the provider is of no use again in this browser.
@@ -149,13 +149,13 @@ pub(super) async fn callback(
     (jar, says(&app, &headers, status, kind, shown.as_deref())).into_response()
 }
 
-const fn kind(refusal: Refusal) -> &'static str {
+const fn kind(refusal: NotLetIn) -> &'static str {
     match refusal {
-        Refusal::NoUser | Refusal::NoProvider | Refusal::NoName | Refusal::BadName | Refusal::TooLong => {
+        NotLetIn::NoUser | NotLetIn::NoProvider | NotLetIn::NoName | NotLetIn::BadName | NotLetIn::TooLong => {
             "unknown-person"
         }
-        Refusal::NotAuthorized => "not-authorized",
-        Refusal::IsLocalUser => "local-user",
+        NotLetIn::NotAuthorized => "not-authorized",
+        NotLetIn::IsLocalUser => "local-user",
     }
 }
 
@@ -166,7 +166,7 @@ async fn finish(app: &App, kept: Option<Kept>, sent: Sent, now: Timestamp) -> Re
         return Err(Failure::NotBegun);
     }
     let settings = app.settings_now();
-    let provider = settings.provider(&kept.begun.provider).ok_or(Failure::Refused(Refusal::NoProvider))?;
+    let provider = settings.provider(&kept.begun.provider).ok_or(Failure::Refused(NotLetIn::NoProvider))?;
     if let Some(issuer) = &sent.iss
         && !app.openid.is_issuer(provider, issuer).await.map_err(Failure::Answer)?
     {

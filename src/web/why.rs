@@ -52,7 +52,7 @@ impl Sentence {
 
 impl Why {
     /// Why an action on a VM is refused.
-    pub fn act(vm: &str, refusal: &power::Refusal) -> Self {
+    pub fn act(vm: &str, refusal: &power::PowerRefusal) -> Self {
         Self { about: vm.to_owned(), sentences: act(refusal) }
     }
 
@@ -93,14 +93,14 @@ impl Why {
     }
 }
 
-fn act(refusal: &power::Refusal) -> Vec<Sentence> {
+fn act(refusal: &power::PowerRefusal) -> Vec<Sentence> {
     match refusal {
-        power::Refusal::Deleted => vec![Sentence::of("deleted")],
-        power::Refusal::Stopped => vec![Sentence::of("stopped")],
-        power::Refusal::NoGuest { reason: None } => vec![Sentence::of("no-guest")],
-        power::Refusal::NoGuest { reason: Some(reason) } => vec![Sentence::with_name("no-guest-because", reason)],
-        power::Refusal::WouldFail { why } => vec![Sentence::with_name("would-fail", why)],
-        power::Refusal::Git { applier, field } => {
+        power::PowerRefusal::Deleted => vec![Sentence::of("deleted")],
+        power::PowerRefusal::Stopped => vec![Sentence::of("stopped")],
+        power::PowerRefusal::NoGuest { reason: None } => vec![Sentence::of("no-guest")],
+        power::PowerRefusal::NoGuest { reason: Some(reason) } => vec![Sentence::with_name("no-guest-because", reason)],
+        power::PowerRefusal::WouldFail { why } => vec![Sentence::with_name("would-fail", why)],
+        power::PowerRefusal::Git { applier, field } => {
             let since = applier.since.as_ref().map(|since| Sentence::with_time("git-since", since.0));
             let git = Sentence { field: Some(*field), ..Sentence::with_name("git", &applier.manager) };
             [git].into_iter().chain(since).collect()
@@ -108,11 +108,11 @@ fn act(refusal: &power::Refusal) -> Vec<Sentence> {
     }
 }
 
-fn assign(refusal: &assignment::Refusal) -> Vec<Sentence> {
+fn assign(refusal: &assignment::NotAssigned) -> Vec<Sentence> {
     match refusal {
-        assignment::Refusal::NoRight { user } => vec![Sentence::with_name("no-right", user)],
-        assignment::Refusal::NoMembers => vec![Sentence::of("no-members")],
-        assignment::Refusal::NoneFree { members, refused, renewing, next } => {
+        assignment::NotAssigned::NoRight { user } => vec![Sentence::with_name("no-right", user)],
+        assignment::NotAssigned::NoMembers => vec![Sentence::of("no-members")],
+        assignment::NotAssigned::NoneFree { members, refused, renewing, next } => {
             let more = [
                 (*renewing > 0).then(|| Sentence::with_count("renewing", *renewing)),
                 next.map(|time| Sentence::with_time("next", time)),
@@ -149,26 +149,26 @@ mod tests {
 
     /// All VMs of a pool are in use, and of the others there are so many of each kind.
     fn none_free(others: usize, next: Option<Timestamp>) -> PoolError {
-        PoolError::Refused(assignment::Refusal::NoneFree { members: 3, refused: others, renewing: others, next })
+        PoolError::Refused(assignment::NotAssigned::NoneFree { members: 3, refused: others, renewing: others, next })
     }
 
     #[test]
     fn each_refusal_has_its_words_in_each_language() {
         let git = || {
             let applier = Applier { manager: "flux".into(), since: Some(Time(noon())), is_gitops: true };
-            power::Refusal::Git { applier, field: "state" }
+            power::PowerRefusal::Git { applier, field: "state" }
         };
         let acts = [
-            power::Refusal::Deleted,
-            power::Refusal::Stopped,
-            power::Refusal::NoGuest { reason: None },
-            power::Refusal::NoGuest { reason: Some("a reason".into()) },
-            power::Refusal::WouldFail { why: "a reason".into() },
+            power::PowerRefusal::Deleted,
+            power::PowerRefusal::Stopped,
+            power::PowerRefusal::NoGuest { reason: None },
+            power::PowerRefusal::NoGuest { reason: Some("a reason".into()) },
+            power::PowerRefusal::WouldFail { why: "a reason".into() },
             git(),
         ];
         let pools = [
-            PoolError::Refused(assignment::Refusal::NoRight { user: "ann".into() }),
-            PoolError::Refused(assignment::Refusal::NoMembers),
+            PoolError::Refused(assignment::NotAssigned::NoRight { user: "ann".into() }),
+            PoolError::Refused(assignment::NotAssigned::NoMembers),
             none_free(1, None),
             none_free(2, Some(noon())),
             PoolError::Start { vm: "desk-1".into(), refusal: git() },

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use vm_operator::{
     actions::pool::{PoolError, PoolHandle},
     api::{PowerState, VirtualMachine, VmPool, pool::reasons},
-    assignment::{Assignee, Refusal},
+    assignment::{Assignee, NotAssigned},
     object::STARTED_FOR_ANNOTATION,
     ownership::COMMAND_MANAGER,
     people::Rights,
@@ -181,7 +181,7 @@ async fn a_person_gets_a_vm_of_a_pool_by_the_commands() {
 
     let nobody = Assignee { rights: Rights::default(), ..user("mallory") };
     let refused = handle(&ns, Timestamp::now).assign(POOL, &nobody).await;
-    assert!(matches!(refused, Err(PoolError::Refused(Refusal::NoRight { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Refused(NotAssigned::NoRight { .. }))), "{refused:?}");
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         writeln!(output, "wrote version {} of {}: {files} in {}", version.version, set.described(), folder.display())?;
         return Ok(Exit::Success);
     }
-    let source = Source::find(&cluster, set).await?;
+    let source = SetSource::find(&cluster, set).await?;
     let version = chosen(&history, to.as_deref(), Some(&source), set)?;
     for applier in appliers(&source.map) {
         note(&format!(
@@ -82,7 +82,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 fn chosen<'a>(
     history: &'a History,
     to: Option<&str>,
-    source: Option<&Source>,
+    source: Option<&SetSource>,
     set: &KeptSet,
 ) -> Result<&'a Version, Failure> {
     let versions = || history.versions.iter();
@@ -122,7 +122,7 @@ fn chosen<'a>(
 }
 
 /// Where a set comes from.
-struct Source {
+struct SetSource {
     map: ConfigMap,
     /// What stands before the set's keys.
     prefix: String,
@@ -130,7 +130,7 @@ struct Source {
     files: Files,
 }
 
-impl Source {
+impl SetSource {
     /// The one ConfigMap from which the manager takes a set.
     async fn find(cluster: &Cluster, set: &KeptSet) -> Result<Self, Failure> {
         let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
@@ -266,7 +266,7 @@ mod tests {
         let data = json!({ "a.yaml.j2": "1", "lib__b.j2": "2", "sets__desktop__a.yaml.j2": "3" });
         let names = |prefix: &str, labels: Value| {
             let map = map(json!({ "metadata": { "labels": labels }, "data": data }));
-            Source::of(map, prefix).files.into_keys().collect::<Vec<_>>()
+            SetSource::of(map, prefix).files.into_keys().collect::<Vec<_>>()
         };
         assert_eq!(names("", json!({})), ["a.yaml.j2", "lib/b.j2"]);
         assert_eq!(names("sets/desktop/", json!({})), ["a.yaml.j2"]);

@@ -16,7 +16,7 @@ use crate::{
     observed::Observed,
     plan::{guests, kinds},
     render::{TemplateError, TemplateSet},
-    status::{Source, reports},
+    status::{UsedTemplates, reports},
 };
 
 /// The result of the step.
@@ -148,10 +148,10 @@ impl Inputs {
     }
 
     /// Where a VM's objects come from.
-    pub(super) fn source<'a>(&'a self, vm: &VirtualMachine, kept_back: Option<&'a TemplateError>) -> Source<'a> {
+    pub(super) fn source<'a>(&'a self, vm: &VirtualMachine, kept_back: Option<&'a TemplateError>) -> UsedTemplates<'a> {
         match kept_back {
-            Some(error) => Source { set: self.templates.former(vm), refused: Some(error) },
-            None => Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) },
+            Some(error) => UsedTemplates { set: self.templates.former(vm), refused: Some(error) },
+            None => UsedTemplates { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) },
         }
     }
 }

@@ -33,7 +33,7 @@ fn found(spec: &Value, lists: &str) -> Vec<String> {
         Rule::List(list) => list.to_string(),
         Rule::Never(_) => "never".to_owned(),
     };
-    refusals.iter().map(|Refusal { field, value, rule }| format!("{field}={value} {}", list(rule))).collect()
+    refusals.iter().map(|NotAllowed { field, value, rule }| format!("{field}={value} {}", list(rule))).collect()
 }
 
 fn disk(template: Value) -> Value {

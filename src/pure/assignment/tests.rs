@@ -72,7 +72,7 @@ fn alice() -> Assignee {
     Assignee { user: "alice".into(), rights: Rights::all() }
 }
 
-fn step(pools: &Pools, members: &[Member]) -> Result<Step, Refusal> {
+fn step(pools: &Pools, members: &[Member]) -> Result<Step, NotAssigned> {
     assign("desktops", pools, members, &alice(), noon())
 }
 

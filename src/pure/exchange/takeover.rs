@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 
 use crate::{
-    allowed::{List, Refusal, Rule, extended, lines},
+    allowed::{List, NotAllowed, Rule, extended, lines},
     api::{Image, VirtualMachine},
     claims,
     config::Allowed,
@@ -63,7 +63,7 @@ pub fn findings(
 }
 
 /// What an administrator must allow, so that the VMs of a namespace go on: lines of the configuration, and which VM needs which. `None`: nothing.
-pub fn permissions(allowed: &Allowed, needed: &[(String, Vec<Refusal>)]) -> Option<Finding> {
+pub fn permissions(allowed: &Allowed, needed: &[(String, Vec<NotAllowed>)]) -> Option<Finding> {
     let mut vms: BTreeMap<(List, &str), Vec<&str>> = BTreeMap::new();
     let mut after = allowed.clone();
     for (vm, refusals) in needed {

@@ -29,7 +29,7 @@ pub enum Kind {
 
 /// The object that applies a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct GitApplier {
     /// Its kind.
     pub kind: Kind,
     /// Its namespace.
@@ -77,13 +77,13 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for GitApplier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {}/{}", self.kind, self.namespace, self.name)
     }
 }
 
-impl Source {
+impl GitApplier {
     /// The object that applies a VM, as the tool has written on it. The VM is as the API server has it.
     pub fn of(vm: &VirtualMachine) -> Option<Self> {
         let flux = |kind, group: &str| {
@@ -179,7 +179,7 @@ mod tests {
                 vm["metadata"][key] = value.clone();
             }
         });
-        Source::of(&vm).map(|source| source.to_string())
+        GitApplier::of(&vm).map(|source| source.to_string())
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_keeps_changes_from_a_vm_is_named_with_the_way_back() {
-        let of = |kind| Source { kind, namespace: "n".into(), name: "a".into() };
+        let of = |kind| GitApplier { kind, namespace: "n".into(), name: "a".into() };
         let said =
             |kind, object: &Value| of(kind).obstacle(object).map(|it| format!("{} -> {}", it.what, it.what_to_do));
         let ready = |status: &str, reason: &str| {

@@ -68,7 +68,7 @@ pub(super) fn facts(value: &Value) -> Facts {
         },
         claims: value["claims"].as_array().map(|all| all.iter().map(|it| trim("PersistentVolumeClaim", it)).collect()),
         volumes: part(value, "volumes"),
-        git: git::Source::of(&part::<VirtualMachine>(value, "vm").unwrap())
+        git: git::GitApplier::of(&part::<VirtualMachine>(value, "vm").unwrap())
             .map(|source| (source, part::<Value>(value, "git"))),
         classes: part(value, "classes"),
         events: part(value, "events").unwrap(),

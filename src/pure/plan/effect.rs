@@ -27,7 +27,7 @@ use crate::{
     object::{Lifetime, ObjectKey, Rendered},
     observed::{Json, Observed},
     plan::{Action, DeleteReason, Wait},
-    power::Wanted,
+    power::WantedPower,
     runner_config::{
         ConfigFile, RunnerConfig, VmSection,
         at_start::{self, AtOnce, differences},
@@ -144,7 +144,7 @@ pub fn effect(input: Input<'_>) -> Effect {
     let Input { vm, observed, current: _, old, new } = input;
     let after = plan(vm, observed, Some(new));
     let known = old.map(|old| plan(vm, observed, Some(old)));
-    let is_down = |plan: &Plan| plan.power.wanted == Wanted::Down;
+    let is_down = |plan: &Plan| plan.power.wanted == WantedPower::Down;
     let is_down = known.as_ref().is_some_and(is_down) || is_down(&after);
     let before = known.unwrap_or_default();
     let is_new = |action: &&Action| !before.steps.iter().flatten().any(|other| other == *action);

@@ -25,7 +25,7 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-use super::{Wanted, is_restart_wanted};
+use super::{WantedPower, is_restart_wanted};
 use crate::{
     api::VirtualMachine,
     object::FORCE_STOP_ANNOTATION,
@@ -56,7 +56,7 @@ pub enum Misuse {
 const OVER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Decides by the table above. `pod` is the VM's Pod, if it has one.
-pub fn force_stop(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: Wanted) -> ForceStop {
+pub fn force_stop(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: WantedPower) -> ForceStop {
     let requested = by_annotation(vm, observed, pod, wanted);
     let seen = vm.status.as_ref().and_then(|status| status.end_guest.clone());
     let seen = seen.filter(|uid| pod_with(observed, uid).is_some_and(|pod| !stays(vm, pod, wanted)));
@@ -71,7 +71,7 @@ fn is_shortened_and_over(pod: &Object, now: Timestamp) -> bool {
     is_shortened && pod.deleting.is_some_and(|end| now.duration_since(end) >= OVER)
 }
 
-fn by_annotation(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: Wanted) -> ForceStop {
+fn by_annotation(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: WantedPower) -> ForceStop {
     let Some(value) = vm.annotations().get(FORCE_STOP_ANNOTATION) else { return ForceStop::default() };
     let ignored = |misuse| ForceStop { pod_uid: None, ignored: Some(value.clone()), misuse };
     let is_known = vm.status.as_ref().is_some_and(|status| status.force_stop_ignored.as_ref() == Some(value));
@@ -89,8 +89,8 @@ fn pod_with<'a>(observed: &'a Observed, uid: &str) -> Option<&'a Object> {
 }
 
 /// Whether the Pod is neither being deleted nor to be deleted now.
-fn stays(vm: &VirtualMachine, pod: &Object, wanted: Wanted) -> bool {
-    pod.deleting.is_none() && wanted == Wanted::Up && !is_restart_wanted(vm, pod)
+fn stays(vm: &VirtualMachine, pod: &Object, wanted: WantedPower) -> bool {
+    pod.deleting.is_none() && wanted == WantedPower::Up && !is_restart_wanted(vm, pod)
 }
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ mod tests {
             })
         };
         let (alive, going) = (pods(false), pods(true));
-        let decide = |value: &str, status: Value, observed: &Observed, wanted: Wanted| {
+        let decide = |value: &str, status: Value, observed: &Observed, wanted: WantedPower| {
             let vm = vm(|vm| {
                 vm["metadata"]["annotations"] = json!({ FORCE_STOP_ANNOTATION: value });
                 vm["status"] = status;
@@ -121,7 +121,7 @@ mod tests {
             assert!(pod_uid.or(ignored).is_some_and(|kept| kept == value));
             misuse
         };
-        let is_forced = |value: &str, status: Value, observed: &Observed, wanted: Wanted| {
+        let is_forced = |value: &str, status: Value, observed: &Observed, wanted: WantedPower| {
             let vm = vm(|vm| {
                 vm["metadata"]["annotations"] = json!({ FORCE_STOP_ANNOTATION: value });
                 vm["status"] = status;
@@ -131,25 +131,25 @@ mod tests {
         let (this, other) = ("Pod-apple", "another");
         let ignored = json!({ "forceStopIgnored": this });
         for (value, status, observed, wanted, forced, misuse) in [
-            (this, Value::Null, &going, Wanted::Up, true, None),
-            (this, Value::Null, &going, Wanted::Down, true, None),
-            (this, Value::Null, &alive, Wanted::Down, true, None),
-            (this, Value::Null, &alive, Wanted::Halting, true, None),
-            (this, Value::Null, &alive, Wanted::Up, false, Some(Misuse::NotStopping)),
-            (this, ignored.clone(), &alive, Wanted::Up, false, None),
-            (this, ignored.clone(), &alive, Wanted::Down, false, None),
-            (this, ignored, &going, Wanted::Down, false, None),
-            (this, json!({ "forceStopIgnored": "an earlier one" }), &going, Wanted::Down, true, None),
-            (other, Value::Null, &alive, Wanted::Up, false, Some(Misuse::AnotherPod)),
-            (other, Value::Null, &going, Wanted::Down, false, Some(Misuse::AnotherPod)),
-            (other, json!({ "forceStopIgnored": other }), &going, Wanted::Down, false, None),
-            (other, Value::Null, &nothing(), Wanted::Down, false, None),
+            (this, Value::Null, &going, WantedPower::Up, true, None),
+            (this, Value::Null, &going, WantedPower::Down, true, None),
+            (this, Value::Null, &alive, WantedPower::Down, true, None),
+            (this, Value::Null, &alive, WantedPower::Halting, true, None),
+            (this, Value::Null, &alive, WantedPower::Up, false, Some(Misuse::NotStopping)),
+            (this, ignored.clone(), &alive, WantedPower::Up, false, None),
+            (this, ignored.clone(), &alive, WantedPower::Down, false, None),
+            (this, ignored, &going, WantedPower::Down, false, None),
+            (this, json!({ "forceStopIgnored": "an earlier one" }), &going, WantedPower::Down, true, None),
+            (other, Value::Null, &alive, WantedPower::Up, false, Some(Misuse::AnotherPod)),
+            (other, Value::Null, &going, WantedPower::Down, false, Some(Misuse::AnotherPod)),
+            (other, json!({ "forceStopIgnored": other }), &going, WantedPower::Down, false, None),
+            (other, Value::Null, &nothing(), WantedPower::Down, false, None),
         ] {
             let row = format!("{value} {status} {wanted:?}");
             assert_eq!(decide(value, status.clone(), observed, wanted), misuse, "{row}");
             assert_eq!(is_forced(value, status, observed, wanted), forced, "{row}");
         }
-        assert_eq!(force_stop(&vm(|_| ()), &alive, None, Wanted::Down), ForceStop::default(), "no annotation");
+        assert_eq!(force_stop(&vm(|_| ()), &alive, None, WantedPower::Down), ForceStop::default(), "no annotation");
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
                 }
             })
         };
-        let decide = |seen: &str, annotation: Option<&str>, observed: &Observed, wanted: Wanted| {
+        let decide = |seen: &str, annotation: Option<&str>, observed: &Observed, wanted: WantedPower| {
             let vm = vm(|vm| {
                 vm["status"] = json!({ "endGuest": seen });
                 if let Some(value) = annotation {
@@ -171,12 +171,15 @@ mod tests {
             force_stop(&vm, observed, None, wanted).pod_uid.is_some()
         };
         let (alive, going) = (pods(false), pods(true));
-        assert!(decide("Pod-apple", None, &going, Wanted::Down) && decide("Pod-apple", None, &alive, Wanted::Down));
-        assert!(decide("Pod-apple", None, &going, Wanted::Up), "it is started again, and its Pod goes");
-        assert!(decide("Pod-apple", Some("another"), &going, Wanted::Down));
-        assert!(!decide("Pod-apple", None, &alive, Wanted::Up), "it was started again, and its Pod stays");
-        assert!(!decide("Pod-apple", None, &nothing(), Wanted::Down), "its Pod is gone");
-        assert!(!decide("another", None, &going, Wanted::Down), "a later Pod");
+        assert!(
+            decide("Pod-apple", None, &going, WantedPower::Down)
+                && decide("Pod-apple", None, &alive, WantedPower::Down)
+        );
+        assert!(decide("Pod-apple", None, &going, WantedPower::Up), "it is started again, and its Pod goes");
+        assert!(decide("Pod-apple", Some("another"), &going, WantedPower::Down));
+        assert!(!decide("Pod-apple", None, &alive, WantedPower::Up), "it was started again, and its Pod stays");
+        assert!(!decide("Pod-apple", None, &nothing(), WantedPower::Down), "its Pod is gone");
+        assert!(!decide("another", None, &going, WantedPower::Down), "a later Pod");
     }
 
     #[test]
@@ -194,7 +197,7 @@ mod tests {
             });
             observed.now = now;
             let pod = observed.objects.iter().find(|object| object.key.is_pod()).map(AsRef::as_ref);
-            for wanted in [Wanted::Up, Wanted::Down, Wanted::Halting] {
+            for wanted in [WantedPower::Up, WantedPower::Down, WantedPower::Halting] {
                 let decided = force_stop(&vm(|_| ()), &observed, pod, wanted);
                 let expected = forced.then(|| "Pod-apple".to_owned());
                 assert_eq!(decided, ForceStop { pod_uid: expected, ..ForceStop::default() }, "{grace} {seconds_ago}");

@@ -46,27 +46,27 @@ fn the_table() {
     let was = |power: &str| json!({ "power": power });
     let up = with_pod();
     for (vm, observed, wanted, halted, unmanaged, write_stopped) in [
-        (vm_with("Running", None, Value::Null), &nothing(), Wanted::Up, false, false, false),
-        (vm_with("Running", Some("Apply"), Value::Null), &up, Wanted::Up, false, false, false),
-        (vm_with("Running", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
-        (vm_with("Running", None, shut_down("Pod-apple")), &nothing(), Wanted::Halting, true, false, false),
-        (vm_with("Running", None, shut_down("the one before")), &up, Wanted::Up, false, false, false),
-        (vm_with("Running", Some("Apply"), json!({ "halted": halted })), &up, Wanted::Down, true, false, false),
-        (vm_with("Running", Some("Update"), json!({ "halted": halted })), &up, Wanted::Down, true, false, true),
+        (vm_with("Running", None, Value::Null), &nothing(), WantedPower::Up, false, false, false),
+        (vm_with("Running", Some("Apply"), Value::Null), &up, WantedPower::Up, false, false, false),
+        (vm_with("Running", None, shut_down("Pod-apple")), &up, WantedPower::Halting, true, false, false),
+        (vm_with("Running", None, shut_down("Pod-apple")), &nothing(), WantedPower::Halting, true, false, false),
+        (vm_with("Running", None, shut_down("the one before")), &up, WantedPower::Up, false, false, false),
+        (vm_with("Running", Some("Apply"), json!({ "halted": halted })), &up, WantedPower::Down, true, false, false),
+        (vm_with("Running", Some("Update"), json!({ "halted": halted })), &up, WantedPower::Down, true, false, true),
         (
             vm_with("Stopped", Some("Update"), json!({ "halted": halted })),
             &nothing(),
-            Wanted::Down,
+            WantedPower::Down,
             false,
             false,
             false,
         ),
-        (vm_with("Stopped", Some("Apply"), was("Running")), &up, Wanted::Down, false, false, false),
-        (vm_with("Stopped", None, was("Running")), &nothing(), Wanted::Up, false, true, false),
-        (vm_with("Stopped", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
-        (vm_with("Stopped", None, was("Stopped")), &up, Wanted::Down, false, false, false),
-        (vm_with("Stopped", None, Value::Null), &nothing(), Wanted::Down, false, false, false),
-        (vm_with("Stopped", None, Value::Null), &up, Wanted::Up, false, true, false),
+        (vm_with("Stopped", Some("Apply"), was("Running")), &up, WantedPower::Down, false, false, false),
+        (vm_with("Stopped", None, was("Running")), &nothing(), WantedPower::Up, false, true, false),
+        (vm_with("Stopped", None, shut_down("Pod-apple")), &up, WantedPower::Halting, true, false, false),
+        (vm_with("Stopped", None, was("Stopped")), &up, WantedPower::Down, false, false, false),
+        (vm_with("Stopped", None, Value::Null), &nothing(), WantedPower::Down, false, false, false),
+        (vm_with("Stopped", None, Value::Null), &up, WantedPower::Up, false, true, false),
     ] {
         let power = decide(&vm, observed);
         let found = (power.wanted, power.halted.is_some(), power.unmanaged, power.write_stopped);
@@ -97,20 +97,24 @@ fn whether_a_vm_that_is_made_again_was_up_is_decided_when_its_pod_has_lost_the_f
         let power = decide(&vm, pods);
         (power.wanted, power.undecided)
     };
-    assert_eq!(decide(&owned_by(Some("the former VM"), false)), (Wanted::Down, true));
-    assert_eq!(decide(&owned_by(None, false)), (Wanted::Up, false));
-    assert_eq!(decide(&owned_by(Some("the former VM"), true)), (Wanted::Down, false), "it goes with the former VM");
+    assert_eq!(decide(&owned_by(Some("the former VM"), false)), (WantedPower::Down, true));
+    assert_eq!(decide(&owned_by(None, false)), (WantedPower::Up, false));
+    assert_eq!(
+        decide(&owned_by(Some("the former VM"), true)),
+        (WantedPower::Down, false),
+        "it goes with the former VM"
+    );
 }
 
 #[test]
 fn a_state_that_can_not_be_read_keeps_the_power() {
     for (status, observed, wanted) in [
-        (json!({ "power": "Running" }), nothing(), Wanted::Up),
-        (json!({ "power": "Running" }), with_pod(), Wanted::Up),
-        (json!({ "power": "Stopped" }), nothing(), Wanted::Down),
-        (json!({ "power": "Stopped" }), with_pod(), Wanted::Down),
-        (Value::Null, with_pod(), Wanted::Up),
-        (Value::Null, nothing(), Wanted::Down),
+        (json!({ "power": "Running" }), nothing(), WantedPower::Up),
+        (json!({ "power": "Running" }), with_pod(), WantedPower::Up),
+        (json!({ "power": "Stopped" }), nothing(), WantedPower::Down),
+        (json!({ "power": "Stopped" }), with_pod(), WantedPower::Down),
+        (Value::Null, with_pod(), WantedPower::Up),
+        (Value::Null, nothing(), WantedPower::Down),
     ] {
         let vm = stored(|vm| {
             vm["spec"]["vm"]["state"] = json!(7);
@@ -132,17 +136,17 @@ fn a_vm_that_was_started_again_is_not_halted_by_the_old_report() {
     };
     for observed in [with_pod(), nothing()] {
         let stopped = decide(&vm_with("Stopped", Some("Update"), report(&halted)), &observed);
-        assert_eq!(stopped.wanted, Wanted::Down);
+        assert_eq!(stopped.wanted, WantedPower::Down);
         let halted = json!(stopped.halted);
         let started = decide(&vm_with("Running", Some("Update"), report(&halted)), &observed);
-        assert_eq!(started.wanted, Wanted::Up);
+        assert_eq!(started.wanted, WantedPower::Up);
         assert_eq!(json!(started.halted), halted, "the report is still in the status");
     }
     let mut status =
         report(&json!({ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "released": true }));
     status["podUid"] = json!("the one before");
     let running = decide(&vm_with("Running", Some("Update"), status), &with_pod());
-    assert_eq!((running.wanted, running.halted), (Wanted::Up, None));
+    assert_eq!((running.wanted, running.halted), (WantedPower::Up, None));
 }
 
 #[test]
@@ -157,7 +161,7 @@ fn a_new_shutdown_is_recognised_while_an_earlier_one_is_in_the_status() {
         vm.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), "2027-01-15T07:00:00Z".into());
         let power = decide(&vm, &with_pod());
         let halted = power.halted.unwrap();
-        assert_eq!((power.wanted, power.replace_pod, halted.released), (Wanted::Halting, false, false));
+        assert_eq!((power.wanted, power.replace_pod, halted.released), (WantedPower::Halting, false, false));
         assert_eq!(halted.pod_uid.as_deref(), Some("Pod-apple"));
     }
 }
@@ -176,8 +180,8 @@ fn a_start_after_the_state_was_written_is_not_undone() {
         let power = decide(&started, &with_pod());
         (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released), power.replace_pod)
     };
-    assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false, false), "that was another shutdown");
-    assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true, true));
+    assert_eq!(noted("2027-01-14T07:00:00Z"), (WantedPower::Down, true, false, false), "that was another shutdown");
+    assert_eq!(noted("2027-01-15T07:00:00Z"), (WantedPower::Up, false, true, true));
     assert!(!decide(&started, &nothing()).replace_pod, "it has no Pod any more");
     let deleting = applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
         if kind == "Pod" {
@@ -190,16 +194,19 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     let mut again = vm_with("Running", Some("Update"), shut_down("Pod-apple"));
     again.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), whole_seconds(noon()));
     again.status.as_mut().unwrap().halted = decide(&again, &with_pod()).halted;
-    assert_eq!(decide(&again, &with_pod()).wanted, Wanted::Down);
+    assert_eq!(decide(&again, &with_pod()).wanted, WantedPower::Down);
 
     // A person who stops the VM while the report is in the status may start it again before its Pod is gone.
     for setter in [None, Some("Update"), Some("Apply")] {
         let mut status = shut_down("Pod-apple");
         status["power"] = json!("Stopped");
         let stopped = decide(&vm_with("Stopped", setter, status.clone()), &with_pod());
-        assert_eq!((stopped.wanted, stopped.halted.as_ref().map(|halted| halted.released)), (Wanted::Down, Some(true)));
+        assert_eq!(
+            (stopped.wanted, stopped.halted.as_ref().map(|halted| halted.released)),
+            (WantedPower::Down, Some(true))
+        );
         status["halted"] = json!(stopped.halted);
-        assert_eq!(decide(&vm_with("Running", setter, status), &with_pod()).wanted, Wanted::Up);
+        assert_eq!(decide(&vm_with("Running", setter, status), &with_pod()).wanted, WantedPower::Up);
     }
 }
 
@@ -207,7 +214,7 @@ fn a_start_after_the_state_was_written_is_not_undone() {
 fn without_guest_shutdown_stops_a_shutdown_does_not_halt_the_vm() {
     let mut vm = vm_with("Running", None, shut_down("Pod-apple"));
     vm.spec.guest_shutdown_stops = false;
-    assert_eq!(decide(&vm, &with_pod()).wanted, Wanted::Up);
+    assert_eq!(decide(&vm, &with_pod()).wanted, WantedPower::Up);
 }
 
 #[test]
@@ -219,9 +226,9 @@ fn a_condition_of_the_manager_is_not_a_report_of_the_runner() {
         vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
         decide(&vm, &nothing()).wanted
     };
-    assert_eq!(with(json!({ ".": {}, "f:status": {}, "f:message": {} })), Wanted::Up);
+    assert_eq!(with(json!({ ".": {}, "f:status": {}, "f:message": {} })), WantedPower::Up);
     // The runner has written the same status, so both own it; only the message is the runner's.
-    assert_eq!(with(json!({ ".": {}, "f:status": {} })), Wanted::Halting);
+    assert_eq!(with(json!({ ".": {}, "f:status": {} })), WantedPower::Halting);
 }
 
 #[test]
@@ -234,7 +241,10 @@ fn only_a_new_restart_annotation_starts_a_halted_vm() {
             restart.map(|restart| [(RESTARTED_ANNOTATION.to_owned(), restart.to_owned())].into_iter().collect());
         decide(&vm, &nothing()).wanted
     };
-    assert_eq!([None, Some("monday"), Some("tuesday")].map(restarted), [Wanted::Down, Wanted::Down, Wanted::Up]);
+    assert_eq!(
+        [None, Some("monday"), Some("tuesday")].map(restarted),
+        [WantedPower::Down, WantedPower::Down, WantedPower::Up]
+    );
 }
 
 #[test]
@@ -250,7 +260,7 @@ fn the_restart_annotation_is_not_compared_with_the_pod_of_a_statefulset() {
             }]);
         }
     });
-    assert_eq!(decide(&vm, &observed).wanted, Wanted::Halting);
+    assert_eq!(decide(&vm, &observed).wanted, WantedPower::Halting);
 }
 
 /// A VM with the annotation until two hours after now, or before it.
@@ -267,13 +277,13 @@ fn an_annotation_outranks_the_spec_until_its_time_has_passed() {
     let (up, down) = (with_pod(), nothing());
     use PowerState::{Running, Stopped};
     for (vm, state, observed, wanted, remembered) in [
-        (vm_with("Running", Some("Apply"), was("Running")), "Stopped", &up, Wanted::Down, Running),
-        (vm_with("Running", Some("Update"), was("Running")), "Running", &up, Wanted::Up, Running),
-        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Running", &down, Wanted::Up, Stopped),
-        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Stopped", &down, Wanted::Down, Stopped),
+        (vm_with("Running", Some("Apply"), was("Running")), "Stopped", &up, WantedPower::Down, Running),
+        (vm_with("Running", Some("Update"), was("Running")), "Running", &up, WantedPower::Up, Running),
+        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Running", &down, WantedPower::Up, Stopped),
+        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Stopped", &down, WantedPower::Down, Stopped),
         // Nobody sets the state: afterwards the VM is as it was before.
-        (vm_with("Stopped", None, was("Running")), "Stopped", &down, Wanted::Down, Running),
-        (vm_with("Stopped", None, was("Stopped")), "Running", &up, Wanted::Up, Stopped),
+        (vm_with("Stopped", None, was("Running")), "Stopped", &down, WantedPower::Down, Running),
+        (vm_with("Stopped", None, was("Stopped")), "Running", &up, WantedPower::Up, Stopped),
     ] {
         let row = (vm.spec.vm.state, setter(&vm), state);
         let power = decide(&for_some_time(vm.clone(), state, 2), observed);
@@ -287,17 +297,17 @@ fn an_annotation_outranks_the_spec_until_its_time_has_passed() {
     // A shutdown is the guest's own while the annotation lets it run, and the stop's while the annotation stops it.
     let shutdown = vm_with("Stopped", Some("Apply"), shut_down("Pod-apple"));
     let power = decide(&for_some_time(shutdown, "Running", 2), &up);
-    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (Wanted::Halting, Some(false)));
+    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (WantedPower::Halting, Some(false)));
     let shutdown = vm_with("Running", Some("Apply"), shut_down("Pod-apple"));
     let power = decide(&for_some_time(shutdown, "Stopped", 2), &up);
-    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (Wanted::Down, Some(true)));
+    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (WantedPower::Down, Some(true)));
 
     // A VM that is down because of its guest stays so.
     for (setter, state) in [("Apply", "Stopped"), ("Update", "Stopped"), ("Apply", "Running")] {
         let vm = vm_with("Running", Some(setter), json!({ "halted": halted }));
         let power = decide(&for_some_time(vm, state, 2), &down);
         let found = (power.wanted, power.halted.as_ref().map(|halted| halted.released), power.write_stopped);
-        assert_eq!(found, (Wanted::Down, Some(false), false), "{setter} {state}");
+        assert_eq!(found, (WantedPower::Down, Some(false), false), "{setter} {state}");
     }
     // A start by the spec that comes meanwhile is not forgotten.
     let vm = vm_with("Stopped", Some("Update"), json!({ "halted": halted }));
@@ -324,8 +334,8 @@ proptest! {
         if hours <= 0 {
             prop_assert_eq!(power.clone(), Power { until: power.until, ..without });
         } else {
-            let wanted = if is_running { Wanted::Up } else { Wanted::Down };
-            let is_shut_down = is_running && stops && power.wanted == Wanted::Halting;
+            let wanted = if is_running { WantedPower::Up } else { WantedPower::Down };
+            let is_shut_down = is_running && stops && power.wanted == WantedPower::Halting;
             prop_assert!(power.wanted == wanted || is_shut_down);
             prop_assert!(!power.write_stopped && !power.unmanaged);
             prop_assert_eq!(power.remembered(), without.remembered());

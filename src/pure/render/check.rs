@@ -87,7 +87,7 @@ impl Use {
 
 /// A VM that the current set renders and the new set does not.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct SetRefusal {
     /// The VM, of which only the metadata is here.
     pub vm: Box<VirtualMachine>,
     /// The error of the new set.
@@ -144,12 +144,12 @@ enum Verdict {
         /// The versions of its templates, which it keeps.
         versions: Vec<String>,
         /// It sets no values of its own, so it is the defaults of the set that do not match.
-        of_defaults: Option<Refusal>,
+        of_defaults: Option<SetRefusal>,
     },
     /// The VM is not rendered with the set in use either.
     Unchecked(Bystander),
     /// The set can't be used.
-    Refused(Refusal),
+    Refused(SetRefusal),
 }
 
 /// A VM with its objects before and after a change.
@@ -173,7 +173,7 @@ impl Change<'_> {
         Judged(self.verdict(vm, observed).unwrap_or_else(Verdict::Refused))
     }
 
-    fn verdict(self, vm: VirtualMachine, observed: Observed) -> Result<Verdict, Refusal> {
+    fn verdict(self, vm: VirtualMachine, observed: Observed) -> Result<Verdict, SetRefusal> {
         let Self { old, old_config, new, config } = self;
         let random = sample_values();
         let before = old.and_then(|old| render(&vm, &observed, old_config, &random, old).ok());
@@ -225,7 +225,7 @@ pub fn check(
     new: &TemplateSet,
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
-) -> Result<Outcome, Refusal> {
+) -> Result<Outcome, SetRefusal> {
     let change = Change { old, old_config: config, new, config };
     outcome(Vec::new(), vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
 }
@@ -237,7 +237,10 @@ pub fn check(
 ///
 /// # Errors
 /// The first VM that the set in use renders and the new one does not. Without a set in use there is no such VM.
-pub fn outcome(mut bystanders: Vec<Bystander>, judged: impl IntoIterator<Item = Judged>) -> Result<Outcome, Refusal> {
+pub fn outcome(
+    mut bystanders: Vec<Bystander>,
+    judged: impl IntoIterator<Item = Judged>,
+) -> Result<Outcome, SetRefusal> {
     let mut together = Together::default();
     let mut first_of_defaults = None;
     for Judged(verdict) in judged {
@@ -271,7 +274,7 @@ struct Together {
 }
 
 impl Together {
-    fn add(&mut self, Compared { vm, observed, before, after }: Compared) -> Result<(), Refusal> {
+    fn add(&mut self, Compared { vm, observed, before, after }: Compared) -> Result<(), SetRefusal> {
         let is_rendered = before.is_some();
         let before = before.unwrap_or_default();
         self.outcome.vms += 1;
@@ -310,7 +313,7 @@ impl Together {
         Ok(())
     }
 
-    fn finish(mut self, bystanders: &[Bystander]) -> Result<Outcome, Refusal> {
+    fn finish(mut self, bystanders: &[Bystander]) -> Result<Outcome, SetRefusal> {
         for Bystander { vm, namespace, objects, claims: its } in bystanders {
             self.claims.add_vm(vm, namespace.as_deref(), its.iter().map(String::as_str));
             let taken = objects.iter().find_map(|key| self.owners.get(&place(namespace.as_deref(), key)));
@@ -382,8 +385,8 @@ fn loss(
     Some(TemplateError::refused(&template, format!("{} refers to {}, {what}", lost.guest, lost.key)))
 }
 
-fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
-    Refusal { vm: Box::new(metadata(vm)), error }
+fn refusal(vm: &VirtualMachine, error: TemplateError) -> SetRefusal {
+    SetRefusal { vm: Box::new(metadata(vm)), error }
 }
 
 /// The VM that has an object.
@@ -569,7 +572,7 @@ mod tests {
         change: Change<'_>,
         bystanders: Vec<Bystander>,
         vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
-    ) -> Result<Outcome, Refusal> {
+    ) -> Result<Outcome, SetRefusal> {
         outcome(bystanders, vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
     }
 

@@ -11,18 +11,18 @@
 //! The *former one* is that in the status; if there is none, the Pod was created just now, for the VM's generation. So a wait for Running or
 //! Booted after a change with a restart does not match the former guest.
 
-use super::{Reconciled, guest::Guest};
+use super::{Reconciled, guest::ReportedGuest};
 use crate::{
     api::conditions::{self, CHANGES_APPLIED},
     object::Rendered,
     observed::Object,
-    power::{Wanted, is_restart_wanted},
+    power::{WantedPower, is_restart_wanted},
     runner_config::ConfigFile,
 };
 
 /// The generation that the guest has, by the table above; and the one that manager and runner have taken, if that is another one: nothing is left
 /// unread, but changes may wait for the next start, or be refused.
-pub(super) fn generations(reconciled: &Reconciled<'_>, guest: &Guest<'_>) -> (Option<i64>, Option<i64>) {
+pub(super) fn generations(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>) -> (Option<i64>, Option<i64>) {
     let (Some(pod), Some(generation)) = (guest.pod, reconciled.vm.metadata.generation) else { return (None, None) };
     let former = reconciled.vm.status.as_ref().and_then(|status| status.guest_generation);
     let is_taken = is_of_spec(reconciled, pod) && !guest.is_silent() && has_read(reconciled, pod);
@@ -35,7 +35,7 @@ pub(super) fn generations(reconciled: &Reconciled<'_>, guest: &Guest<'_>) -> (Op
 fn is_of_spec(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
     let Reconciled { vm, observed: _, plan, rendered, outcome: _, source: _ } = *reconciled;
     let is_replaced = pod.deleting.is_some() || plan.power.replace_pod || is_restart_wanted(vm, pod);
-    plan.power.wanted == Wanted::Up && !is_replaced && rendered.is_ok()
+    plan.power.wanted == WantedPower::Up && !is_replaced && rendered.is_ok()
 }
 
 /// Whether the runner has read the newest configuration. A runner of the VM-Operator does not say what it has read.

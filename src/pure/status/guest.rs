@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What the runner has reported of the guest.
-pub(super) struct Guest<'a> {
+pub(super) struct ReportedGuest<'a> {
     vm: &'a VirtualMachine,
     /// The VM's Pod.
     pub pod: Option<&'a Object>,
@@ -31,7 +31,7 @@ pub(super) struct Guest<'a> {
     pub is_up: bool,
 }
 
-impl<'a> Guest<'a> {
+impl<'a> ReportedGuest<'a> {
     /// `pod` is the VM's Pod, if it has one. `has_report`: what its runner says is in a report of its own, and folded into the status.
     pub fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, has_report: bool) -> Self {
         let conditions = current_conditions(vm);

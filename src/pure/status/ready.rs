@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     Pods, Reconciled, current_conditions,
     generation::has_read,
-    guest::Guest,
+    guest::ReportedGuest,
     guest::{is_lost, runner_statuses},
     not_rendered, string,
 };
@@ -26,7 +26,7 @@ use crate::{
         beside::is_beside,
         unstarted::{late_at, untaken_at, working},
     },
-    power::{Power, Wanted, is_report_of},
+    power::{Power, WantedPower, is_report_of},
 };
 
 /// The kubelet's first and longest pause before it starts a container again.
@@ -89,7 +89,7 @@ impl From<Readiness> for NewCondition {
 
 /// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
 /// never ready: nothing shows whether it is as that spec wants it.
-pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Readiness {
+pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'_>) -> Readiness {
     let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
         return failure.clone().into();
@@ -98,7 +98,7 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
     if let Some(wait) = taken {
         return name_taken(wait.key()).into();
     }
-    let is_stopping = plan.power.wanted != Wanted::Up && pods.own.or(pods.previous).is_some();
+    let is_stopping = plan.power.wanted != WantedPower::Up && pods.own.or(pods.previous).is_some();
     if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
         return Problem::new(Reason::InvalidSpec, &invalid.message).into();
     }
@@ -110,24 +110,24 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
 }
 
 /// The condition by the wanted power and the Pod.
-fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> Readiness {
+fn by_power(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'_>) -> Readiness {
     let plan = reconciled.plan;
-    if let (Wanted::Up, Some(own), Some(second)) = (plan.power.wanted, pods.own, pods.second)
+    if let (WantedPower::Up, Some(own), Some(second)) = (plan.power.wanted, pods.own, pods.second)
         && own.deleting.is_none()
         && !own.has_ended()
     {
         return written_by_two(own, second).into();
     }
     match (plan.power.wanted, pods.own) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => replacing(reconciled, guest, pod).into(),
-        (Wanted::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
+        (WantedPower::Up, Some(pod)) if pod.deleting.is_some() => replacing(reconciled, guest, pod).into(),
+        (WantedPower::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
             pausing(guest, has_read(reconciled, pod)).into()
         }
-        (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
+        (WantedPower::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
             Some(problem) => problem.into(),
             None => Readiness::Ready(Reason::Running, running(&plan.power)),
         },
-        (Wanted::Up, Some(pod)) => {
+        (WantedPower::Up, Some(pod)) => {
             let readiness = starting(reconciled, pod);
             match readiness.reason() {
                 Reason::Paused if reconciled.vm.spec.vm.paused => {
@@ -139,13 +139,15 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> R
                 _ => readiness,
             }
         }
-        (Wanted::Up, None) => stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)).into(),
-        (Wanted::Halting, pod) => stuck(reconciled, pod.or(pods.previous))
+        (WantedPower::Up, None) => {
+            stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)).into()
+        }
+        (WantedPower::Halting, pod) => stuck(reconciled, pod.or(pods.previous))
             .unwrap_or_else(|| {
                 Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
             })
             .into(),
-        (Wanted::Down, Some(pod)) => stuck(reconciled, Some(pod))
+        (WantedPower::Down, Some(pod)) => stuck(reconciled, Some(pod))
             .unwrap_or_else(|| {
                 let message = beside(guest, pod).unwrap_or_else(|| {
                     format!("waiting until the guest has powered down{}", time_limit(reconciled.vm, plan, pod))
@@ -153,7 +155,7 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> R
                 Problem::new(Reason::Stopping, message)
             })
             .into(),
-        (Wanted::Down, None) => match pods.previous {
+        (WantedPower::Down, None) => match pods.previous {
             Some(previous) => {
                 stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)).into()
             }
@@ -171,7 +173,7 @@ fn was_to_be_paused(vm: &VirtualMachine) -> bool {
 }
 
 /// The guest runs and should be paused. If the runner has read that, it has done it, and somebody has let the guest go on.
-fn pausing(guest: &Guest<'_>, has_read: bool) -> Problem {
+fn pausing(guest: &ReportedGuest<'_>, has_read: bool) -> Problem {
     device_problem(guest).or_else(|| refused_change(guest)).unwrap_or_else(|| {
         let message = if has_read {
             "spec.vm.paused is set, and the guest runs: somebody has let it go on with vm-runner ctl resume, or the runner's image is older than \
@@ -184,14 +186,14 @@ fn pausing(guest: &Guest<'_>, has_read: bool) -> Problem {
 }
 
 /// A device of the running guest that does not work, as the runner reports it.
-fn device_problem(guest: &Guest<'_>) -> Option<Problem> {
+fn device_problem(guest: &ReportedGuest<'_>) -> Option<Problem> {
     let failed = conditions::find(guest.conditions, DEVICES_READY).filter(|_| guest.reports(DEVICES_READY))?;
     let reason = conditions::reason(failed).filter(|reason| reason.uses().contains(DEVICES_READY))?;
     (failed.status == "False").then(|| Problem::new(reason, failed.message.clone()))
 }
 
 /// A change of the running VM that QEMU refused, as the runner reports it.
-fn refused_change(guest: &Guest<'_>) -> Option<Problem> {
+fn refused_change(guest: &ReportedGuest<'_>) -> Option<Problem> {
     let refused = conditions::find(guest.conditions, CHANGES_APPLIED).filter(|_| guest.reports(CHANGES_APPLIED))?;
     (refused.status == "False").then(|| Problem::new(Reason::ChangeFailed, refused.message.clone()))
 }
@@ -217,7 +219,7 @@ fn time_limit(vm: &VirtualMachine, plan: &Plan, pod: &Object) -> String {
 }
 
 /// The guest in a Pod that is being deleted has ended, so only other containers keep the Pod. To force the stop would change nothing.
-fn beside(guest: &Guest<'_>, pod: &Object) -> Option<String> {
+fn beside(guest: &ReportedGuest<'_>, pod: &Object) -> Option<String> {
     let end = pod.deleting.filter(|_| guest.has_ended())?;
     let names =
         pod.spec["containers"].as_array().into_iter().flatten().filter_map(|container| container["name"].as_str());
@@ -292,7 +294,7 @@ fn waiting_for_previous(previous: &Object) -> Problem {
 }
 
 /// The VM should run, and its Pod is being deleted.
-fn replacing(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pod: &Object) -> Problem {
+fn replacing(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pod: &Object) -> Problem {
     stuck(reconciled, Some(pod)).unwrap_or_else(|| {
         let message = beside(guest, pod).unwrap_or_else(|| {
             let limit = time_limit(reconciled.vm, reconciled.plan, pod);

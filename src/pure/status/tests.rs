@@ -47,7 +47,7 @@ fn reconcile_with(
 ) -> (VirtualMachineStatus, Vec<Event>) {
     let rendered = rendered(vm, observed);
     let plan = plan(vm, observed, Some(&rendered));
-    let source = Source::default();
+    let source = UsedTemplates::default();
     let reconciled = Reconciled { vm, observed, plan: &plan, rendered: Ok(&rendered), outcome: &outcome, source };
     let done: Vec<&Action> = plan.steps.iter().flatten().filter(|_| is_done).collect();
     let wanted = status(&reconciled);
@@ -119,7 +119,7 @@ fn a_spec_that_can_not_be_read_is_named_and_its_vm_is_not_ready() {
         let error = TemplateError::refused("(spec)", "");
         let plan = plan(&vm, observed, None);
         let outcome = Outcome::default();
-        let source = Source::default();
+        let source = UsedTemplates::default();
         let reconciled =
             Reconciled { vm: &vm, observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
         let status = json!(status(&reconciled));
@@ -612,7 +612,7 @@ fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
         (vm(|_| ()), nothing(), "Failed false Ready=False TemplateError"),
     ] {
         let plan = plan(&vm, &observed, None);
-        let (outcome, source) = (Outcome::default(), Source::default());
+        let (outcome, source) = (Outcome::default(), UsedTemplates::default());
         let reconciled =
             Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
         let status = status(&reconciled);
@@ -646,7 +646,7 @@ fn a_vm_that_is_not_allowed_says_so_and_its_guest_goes_on() {
     ] {
         let plan = plan(&vm, &observed, None);
         assert!(plan.steps.iter().all(Vec::is_empty), "{plan:?}");
-        let (outcome, source) = (Outcome::default(), Source::default());
+        let (outcome, source) = (Outcome::default(), UsedTemplates::default());
         let reconciled =
             Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
         let status = status(&reconciled);

@@ -1,12 +1,12 @@
 //! The command that creates the same VM as the form.
 
 use crate::{
-    actions::create::{Wanted, WantedNetwork, WantedUser, plain_size},
+    actions::create::{NewVm, WantedNetwork, WantedUser, plain_size},
     process::shell::shell_word,
 };
 
 /// `kubectl vm create` with the options for this VM; `image` as it was typed. An option that has its default is left out, except the sizes.
-pub(super) fn command(wanted: &Wanted, image: &str) -> String {
+pub(super) fn command(wanted: &NewVm, image: &str) -> String {
     let mut words = vec!["kubectl".to_owned(), "vm".into(), "create".into(), wanted.name.clone()];
     let mut option = |name: &str, value: &str| words.extend([format!("--{name}"), value.to_owned()]);
     if let Some(namespace) = &wanted.namespace {

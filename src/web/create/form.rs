@@ -1,7 +1,7 @@
 //! What is in the form for a new VM, what that makes, and what is wrong with it.
 //!
 //! ```text
-//!  fields ─▶ Wanted (with a default for what is wrong) ─▶ manifest, command
+//!  fields ─▶ NewVm (with a default for what is wrong) ─▶ manifest, command
 //!         └▶ what is wrong, by field ◀─ fields that the API server refuses
 //! ```
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     actions::create::{
-        DISK_SIZE, DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser,
+        DISK_SIZE, DiskImage, IMPORT_SET, ImageName, NewVm, WantedNetwork, WantedUser,
         login::{is_user_name, keys_of},
         plain_size,
     },
@@ -128,7 +128,7 @@ impl Form {
     }
 
     /// What the fields say, with a default for each that is wrong. `serves`: whether the web interface has that namespace.
-    pub fn read(&self, serves: impl Fn(&str) -> bool) -> (Wanted, Problems) {
+    pub fn read(&self, serves: impl Fn(&str) -> bool) -> (NewVm, Problems) {
         let mut problems = Problems::new();
         let mut required = |field, text: &str, is_right: bool| match (text.trim(), is_right) {
             ("", _) => drop(problems.insert(field, Wrong::Missing)),
@@ -166,7 +166,7 @@ impl Form {
         required(Field::User, user, is_user_name(user));
         required(Field::Keys, &self.keys, keys.is_ok());
         let pools = self.pools.split([',', ' ', '\n']).map(str::trim).filter(|pool| !pool.is_empty());
-        let wanted = Wanted {
+        let wanted = NewVm {
             name: name.to_owned(),
             namespace: Some(namespace.to_owned()),
             image: found,

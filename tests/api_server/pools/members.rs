@@ -6,7 +6,7 @@ use kube::{
     api::{ApiResource, DynamicObject, PropagationPolicy},
 };
 use vm_operator::{
-    assignment::Refusal,
+    assignment::NotAssigned,
     object::{POOL_LABEL, POOL_TEMPLATE_ANNOTATION},
     ownership::MEMBER_MANAGER,
 };
@@ -112,7 +112,7 @@ async fn a_pool_makes_its_vms_and_deletes_those_that_are_free() {
         "{shown}"
     );
     let full = handle(&ns, Timestamp::now).assign("desk", &user("carol")).await;
-    assert!(matches!(full, Err(PoolError::Refused(Refusal::NoneFree { .. }))), "{full:?}");
+    assert!(matches!(full, Err(PoolError::Refused(NotAssigned::NoneFree { .. }))), "{full:?}");
 
     // A change of the template waits for Ann, too.
     let more = json!({ "spec": { "template": { "spec": { "vm": { "maximumCpus": 4 } } } } });

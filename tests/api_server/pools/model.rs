@@ -113,7 +113,7 @@ impl<'a> Scene<'a> {
                 let nobody = Assignee { rights: Rights::default(), ..user(&name) };
                 let answer = handle.assign(pool, &nobody).await;
                 let is_refused =
-                    matches!(answer, Err(PoolError::Refused(Refusal::NoRight { .. }) | PoolError::NoPool { .. }));
+                    matches!(answer, Err(PoolError::Refused(NotAssigned::NoRight { .. }) | PoolError::NoPool { .. }));
                 assert!(is_refused, "no right, no VM: {answer:?}");
             }),
             // Another writer makes a conflict.
@@ -157,7 +157,7 @@ impl<'a> Scene<'a> {
 fn allowed(answer: Result<(), PoolError>) {
     match answer {
         Ok(())
-        | Err(PoolError::Refused(Refusal::NoneFree { .. } | Refusal::NoMembers))
+        | Err(PoolError::Refused(NotAssigned::NoneFree { .. } | NotAssigned::NoMembers))
         | Err(PoolError::NoPool { .. } | PoolError::NoVm { .. }) => {}
         Err(error) => panic!("it ends: {error:?}"),
     }

@@ -87,7 +87,7 @@ async fn a_vm_that_somebody_had_is_replaced_by_a_new_one() {
     assert_ne!(assigned(&ns, "bob").await, anns);
     let refused = handle(&ns, Timestamp::now).assign("desk", &user("carol")).await;
     assert!(
-        matches!(refused, Err(PoolError::Refused(Refusal::NoneFree { members: 2, renewing: 1, next: None, .. }))),
+        matches!(refused, Err(PoolError::Refused(NotAssigned::NoneFree { members: 2, renewing: 1, next: None, .. }))),
         "{refused:?}"
     );
     ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], SERVICES);
@@ -181,7 +181,7 @@ async fn a_vm_that_may_have_been_used_is_given_to_nobody() {
     release(&ns, "ann").await;
     ns.patch_vm(marked, json!({ "metadata": { "annotations": { UNUSED_ANNOTATION: "true" } } })).await;
     let refused = handle(&ns, Timestamp::now).assign("desk", &user("bob")).await;
-    assert!(matches!(refused, Err(PoolError::Refused(Refusal::NoneFree { renewing: 1, .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Refused(NotAssigned::NoneFree { renewing: 1, .. }))), "{refused:?}");
     ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], SERVICES);
     gone(&ns, marked).await;
 
@@ -216,12 +216,12 @@ async fn a_vm_that_may_have_been_used_is_given_to_nobody() {
     let (anns, bobs) = (assigned(&ns, "ann").await, assigned(&ns, "bob").await);
     assert!(anns != former && bobs != former && anns != bobs, "{anns} {bobs}");
     let refused = handle(&ns, Timestamp::now).assign("desk", &user("carol")).await;
-    assert!(matches!(refused, Err(PoolError::Refused(Refusal::NoneFree { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Refused(NotAssigned::NoneFree { .. }))), "{refused:?}");
 
     // A VM that a person has made for the pool.
     ns.create_vm("pear", |vm| vm["spec"]["pools"] = json!(["desk"])).await;
     let refused = handle(&ns, Timestamp::now).assign("desk", &user("carol")).await;
-    assert!(matches!(refused, Err(PoolError::Refused(Refusal::NoneFree { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(PoolError::Refused(NotAssigned::NoneFree { .. }))), "{refused:?}");
     assert!(vm(&ns, &former).await.metadata.deletion_timestamp.is_none(), "it may be somebody's");
 }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     api::VirtualMachine,
     assignment::{
-        Assignee, Pools, Refusal, Start, Step, Write, assign,
+        Assignee, NotAssigned, Pools, Start, Step, Write, assign,
         upkeep::{Why, upkeep},
     },
     ownership::MEMBER_MANAGER,
@@ -306,7 +306,7 @@ fn nobody_gets_a_vm_of_a_pool_with_reset_that_somebody_had() {
     for edit in not_given {
         let member = made(&desk, "desk-aaaaaaaa", edit);
         let found = assign("desk", &pools, std::slice::from_ref(&member), &bob, later);
-        assert!(matches!(found, Err(Refusal::NoneFree { .. })), "{found:?} {member:?}");
+        assert!(matches!(found, Err(NotAssigned::NoneFree { .. })), "{found:?} {member:?}");
         assert!(upkeep(&pools, &[member], noon()).warmed.is_empty());
     }
     let member = made(&desk, "desk-aaaaaaaa", is_new);
@@ -363,7 +363,7 @@ fn nobody_gets_a_vm_that_goes_and_none_is_started_for_it() {
     let Ok(Step::Take(write)) = assign("desk", &pools, &members, &ann("bob"), noon()) else { panic!("bob gets none") };
     assert_eq!(write.vm, "desk-0");
     let full = assign("desk", &pools, &members[1..], &ann("bob"), noon() + SignedDuration::from_hours(9));
-    assert!(matches!(full, Err(Refusal::NoneFree { .. })), "also when its retention is over: {full:?}");
+    assert!(matches!(full, Err(NotAssigned::NoneFree { .. })), "also when its retention is over: {full:?}");
     assert_eq!(
         assign("desk", &pools, &members, &ann("ann"), noon())
             .map(|step| matches!(step, Step::Done(vm) | Step::Start { vm, .. } if vm == "desk-2")),

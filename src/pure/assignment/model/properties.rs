@@ -131,8 +131,8 @@ impl World {
         }
     }
 
-    pub(super) fn no_right_no_vm(&self, call: &Call, refusal: &Refusal) {
-        let is_refused = matches!(refusal, Refusal::NoRight { .. });
+    pub(super) fn no_right_no_vm(&self, call: &Call, refusal: &NotAssigned) {
+        let is_refused = matches!(refusal, NotAssigned::NoRight { .. });
         assert_eq!(is_refused, call.who.rights.is_empty(), "no right, no VM: {refusal}");
     }
 

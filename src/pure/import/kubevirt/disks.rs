@@ -133,12 +133,12 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
             let is_new = !is_of_a_cluster(root);
             let mut from = Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills")));
             match source {
-                Source::Nothing if is_new => from = None,
-                Source::Set(source) if is_new => filled = Some(source),
-                Source::Set(_) => {
+                DiskContent::Nothing if is_new => from = None,
+                DiskContent::Set(source) if is_new => filled = Some(source),
+                DiskContent::Set(_) => {
                     why = "; not what the DataVolume's source has: the file is of a cluster, where the guest may have changed the disk since";
                 }
-                Source::Nothing | Source::Other => {}
+                DiskContent::Nothing | DiskContent::Other => {}
             }
             (size, from)
         }
@@ -186,7 +186,7 @@ fn is_of_a_cluster(root: &Item) -> bool {
 }
 
 /// What a DataVolume has in the beginning.
-enum Source {
+enum DiskContent {
     Nothing,
     /// What the template set import-disk fills a disk with.
     Set(Value),
@@ -225,11 +225,11 @@ fn class_of(root: &Item, name: &str) -> Option<String> {
 }
 
 /// The size of a DataVolume of the VM, and what it has in the beginning.
-fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
+fn data_volume(root: &Item, name: &str) -> (Option<u64>, DiskContent) {
     let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
     let template = templates.into_iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name));
     let Some((template, spec)) = template.and_then(|template| Some((template, template.get("spec")?))) else {
-        return (None, Source::Other);
+        return (None, DiskContent::Other);
     };
     let size = ["storage", "pvc"].iter().find_map(|key| spec.get(key)?.get("resources/requests/storage"));
     let url = |kind: &str| spec.get("source")?.get(kind)?.get("url").map(|url| url.text().to_owned());
@@ -242,9 +242,9 @@ fn data_volume(root: &Item, name: &str) -> (Option<u64>, Source) {
     let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
     template.whole(Grade::Changed, "a claim of the VM; its access mode and source are not those of the DataVolume");
     let source = match source.or_else(image) {
-        Some(source) => Source::Set(source),
-        None if spec.get("source/blank").is_some() => Source::Nothing,
-        None => Source::Other,
+        Some(source) => DiskContent::Set(source),
+        None if spec.get("source/blank").is_some() => DiskContent::Nothing,
+        None => DiskContent::Other,
     };
     (size.and_then(quantity), source)
 }

@@ -87,7 +87,7 @@ fn no_status_is_refused_whatever_is_rendered_and_whatever_others_say() {
             plan: &plan,
             rendered: Ok(&wanted),
             outcome: &outcome,
-            source: Source::default(),
+            source: UsedTemplates::default(),
         }));
         assert_eq!(schema.problems(&status), [""; 0], "round {round}");
         pending += usize::from(!plan.pending.is_empty());

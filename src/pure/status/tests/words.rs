@@ -118,7 +118,7 @@ fn templates_that_do_not_render_and_a_refused_correction_are_both_named() {
     let (observed, outcome) = (nothing(), Outcome::default());
     let plan = plan(&vm, &observed, None);
     let messages = |refused| {
-        let source = Source { set: None, refused };
+        let source = UsedTemplates { set: None, refused };
         let rendered = Err(&old);
         let reconciled = Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source };
         let status = status(&reconciled);
@@ -254,7 +254,7 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
     let draft_of = |vm: &VirtualMachine| {
         let rendered = rendered(vm, &observed);
         let (plan, outcome) = (plan(vm, &observed, Some(&rendered)), Outcome::default());
-        let (rendered, source) = (Ok(rendered.as_slice()), Source::default());
+        let (rendered, source) = (Ok(rendered.as_slice()), UsedTemplates::default());
         draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source })
     };
     let of = |status: &VirtualMachineStatus, type_: &str| {
@@ -279,7 +279,7 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
     let refused =
         Outcome { failure: Some(Problem::new(Reason::ApplyFailed, "apply Pod apple: no")), ..Outcome::default() };
     let plan = plan(&running, &nothing(), None);
-    let (rendered, source, nothing) = (Ok(&[][..]), Source::default(), nothing());
+    let (rendered, source, nothing) = (Ok(&[][..]), UsedTemplates::default(), nothing());
     let stalled =
         draft(&Reconciled { vm: &running, observed: &nothing, plan: &plan, rendered, outcome: &refused, source });
     let stalled = json!(stalled.explained(&running, found("the namespace is full"), nothing.now));
@@ -297,7 +297,7 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
 fn messages_stay_as_they_were_while_the_reason_does() {
     let draft_of = |vm: &VirtualMachine| {
         let (plan, outcome, observed) = (plan(vm, &nothing(), Some(&[])), Outcome::default(), nothing());
-        let (rendered, source) = (Ok(&[][..]), Source::default());
+        let (rendered, source) = (Ok(&[][..]), UsedTemplates::default());
         let draft = draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source });
         ready(&json!(draft.as_it_was(vm)))
     };

@@ -177,7 +177,8 @@ pub(super) async fn send(
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
     let again = command(vm.name(), vm.namespace(), file);
     let (mut before, mut breaks, mut sending, mut said) = (None, 0, None::<Seen>, RepeatFilter::default());
-    let mut arrived = None;
+    let (mut arrived, mut is_told) = (None, false);
+    let tell_all_is_there = || note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
     loop {
         let state = container(vm, &found, sending.as_ref(), |seen| seen.import != Import::Waits);
         let state = match limit {
@@ -198,6 +199,8 @@ pub(super) async fn send(
         let pod = InPod::named(cluster, vm.namespace(), seen.pod.clone());
         if sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid) {
             sending = Some(seen);
+            // What has arrived in a former Pod is not in this one.
+            (arrived, is_told) = (None, false);
         }
         let there = match arrived.take() {
             Some(offset) => Ok(offset),
@@ -216,7 +219,9 @@ pub(super) async fn send(
             Err(why) => return Err(Failure::new(format!("{who}: {why}; {again} goes on"))),
         };
         if offset >= size {
-            note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
+            if !is_told {
+                tell_all_is_there();
+            }
             // Another Pod knows nothing of the file.
             let is_other = |seen: &Seen| sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid);
             let has_ended = |seen: &Seen| matches!(seen.import, Import::Done | Import::Failed(_)) || is_other(seen);
@@ -225,7 +230,7 @@ pub(super) async fn send(
                 Import::Done => return Ok(Sent::All),
                 Import::Waits | Import::Runs => {
                     note(&format!("{who}: its Pod was replaced: the file is sent again"));
-                    before = Some(offset);
+                    (before, is_told) = (Some(offset), false);
                     continue;
                 }
             }
@@ -250,6 +255,10 @@ pub(super) async fn send(
             )));
         }
         arrived = piece(&pod, vm, file, offset, size).await?;
+        is_told = arrived.is_some_and(|there| there >= size);
+        if is_told {
+            tell_all_is_there();
+        }
     }
 }
 

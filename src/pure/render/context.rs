@@ -8,7 +8,7 @@
 //! | `resources` | requests and limits of the runner's container |
 //! | `initResources` | those without devices: for an init container, which works before the guest starts |
 //! | `disks` | `spec.vm.disks` resolved, in their order: `type` (`claim` or `cdrom`) and `bootindex`; of claims `claimName`, `volume`, `device`, `path`, `mode`, `spec`, `labels`, `annotations`; of CD drives `file` |
-//! | `runnerData` | `claimName` of the runner's own claim |
+//! | `runnerData` | of the runner's own claim: `claimName`, and `size`, which is that of the claim if there is one |
 //! | `cloudInit` | `none`, or `metaData`, `userData`, `vendorData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
 //! | `runner` | the content of the runner's `config.yaml` in the ConfigMap: without user data |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
@@ -67,6 +67,9 @@ pub const SERVICE_ACCOUNT: &str = "vm-runner";
 pub const LEGACY_SERVICE_ACCOUNT: &str = "vm-runner-legacy";
 /// The name of the claim with the CD images, unless the configuration names another.
 pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
+
+/// The size of a new claim for the runner's own data: firmware variables, TPM state, and what is to be known of changed blocks of disks.
+const RUNNER_DATA_SIZE: &str = "8Mi";
 
 /// Random values. The caller makes them, so that rendering is a pure function.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -204,7 +207,7 @@ pub(super) fn build(
         cloud_init,
         runner,
         disks,
-        runner_data: json!({ "claimName": claims::runner_data_name(vm, observed) }),
+        runner_data: runner_data(vm, observed),
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: DisplaySecret::of(vm, observed, &random.display_password),
         relay: json!({
@@ -230,6 +233,13 @@ pub(super) fn build(
 
 /// Of the VM's own labels those that an administrator allows: a label can make the Pod an endpoint of another's Service, or take it out of a
 /// NetworkPolicy.
+/// The runner's own claim. One that exists is not grown: not every storage can.
+fn runner_data(vm: &VirtualMachine, observed: &Observed) -> Value {
+    let name = claims::runner_data_name(vm, observed);
+    let asked = observed.claim(&name).and_then(|claim| claim.spec["resources"]["requests"]["storage"].as_str());
+    json!({ "claimName": name, "size": asked.unwrap_or(RUNNER_DATA_SIZE) })
+}
+
 fn pod_labels(vm: &VirtualMachine, config: &ReconcilerConfig) -> BTreeMap<String, String> {
     let is_for_tool = |label: &str| TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix));
     let is_copied = |label: &str| config.allowed.pod_labels.contain(label) && !is_for_tool(label);

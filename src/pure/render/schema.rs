@@ -45,7 +45,7 @@ pub fn context(values: Option<Value>) -> Value {
             "mode": text, "spec": { "type": ["object", "null"] }, "labels": texts, "annotations": texts, "file": maybe,
             "bootindex": { "type": ["integer", "null"] },
         })) },
-        "runnerData": object(json!({ "claimName": text })),
+        "runnerData": object(json!({ "claimName": text, "size": text })),
         "cloudInit": or_none(object(json!({
             "metaData": text, "userData": maybe, "vendorData": maybe, "networkConfig": maybe, "userDataFrom": { "type": ["object", "null"] },
             "networkConfigFrom": { "type": ["object", "null"] }, "runnerConfig": { "type": ["object", "null"] },

@@ -162,12 +162,15 @@ fn devices(observation: &Observation, machine: &MachineState) -> Vec<DeviceStatu
     let of_pod: BTreeSet<u32> =
         machine.interfaces().filter(|(_, section, _)| section.is_pod()).map(|(slot, ..)| slot).collect();
     let status = |it: &Attachment| {
-        let (id, is_of_pod) = match it.kind {
-            DeviceKind::Disk => (DeviceId::Disk(it.slot), false),
-            DeviceKind::CdDrive => (DeviceId::Cd(it.slot), false),
-            DeviceKind::Network => (DeviceId::Network(it.slot), of_pod.contains(&it.slot)),
+        let id = match it.kind {
+            DeviceKind::Disk => Some((DeviceId::Disk(it.slot), false)),
+            DeviceKind::CdDrive => Some((DeviceId::Cd(it.slot), false)),
+            DeviceKind::Network => Some((DeviceId::Network(it.slot), of_pod.contains(&it.slot))),
+            // Nothing of it can break.
+            DeviceKind::Watchdog => None,
         };
-        let problem = problems.iter().find(|problem| it.is_attached && problem.is_of(id, is_of_pod));
+        let is_its = |problem: &&Problem| id.is_some_and(|(id, is_of_pod)| problem.is_of(id, is_of_pod));
+        let problem = problems.iter().filter(|_| it.is_attached).find(is_its);
         DeviceStatus {
             kind: it.kind,
             name: quote(&it.name, LONGEST_REMARK),

@@ -168,7 +168,7 @@ pub struct RunnerStatus {
     /// The digest of the `config.yaml` that the runner has read last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_digest: Option<String>,
-    /// The disks, CD drives and network cards of the guest, and those that it gets at its next start.
+    /// The disks, CD drives, network cards and the watchdog of the guest, and those that it gets at its next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "devices")]
     pub devices: Vec<DeviceStatus>,
@@ -178,13 +178,14 @@ pub struct RunnerStatus {
     pub osinfo: Option<Value>,
 }
 
-/// A disk, CD drive or network card of the guest.
+/// A device of the guest: a disk, a CD drive, a network card or the watchdog.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
     /// The kind of device.
     pub kind: DeviceKind,
-    /// The name: of a disk that of its volume in the Pod; of others the name in the spec, or the number among those of the kind, counted from 0.
+    /// The name: of a disk that of its volume in the Pod; of the watchdog `itco`; of others the name in the spec, or the number among those of the
+    /// kind, counted from 0.
     pub name: String,
     /// Whether the guest has it.
     pub phase: DevicePhase,
@@ -225,7 +226,7 @@ impl fmt::Display for DeviceStatus {
     }
 }
 
-/// The kinds of devices of which a guest can have several.
+/// The kinds of devices that have a name.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// A disk.
@@ -234,6 +235,8 @@ pub enum DeviceKind {
     CdDrive,
     /// A network card.
     Network,
+    /// A watchdog, which a guest feeds.
+    Watchdog,
 }
 
 impl DeviceKind {
@@ -243,6 +246,7 @@ impl DeviceKind {
             Self::Disk => "disk",
             Self::CdDrive => "CD drive",
             Self::Network => "network",
+            Self::Watchdog => "watchdog",
         }
     }
 }

@@ -11,6 +11,9 @@ use crate::api::{
     status::{DeviceChange, DeviceKind},
 };
 
+/// What people call the watchdog: the name that its drivers have in common.
+const WATCHDOG: &str = "itco";
+
 /// A difference that the running VM takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AtOnce {
@@ -112,10 +115,10 @@ pub struct Attachment {
     pub at_next_start: Option<DeviceChange>,
 }
 
-/// All devices of lists, of QEMU as it was started with `current` and of its next start with `wanted`: those of `wanted` in their order, then
+/// All devices that have a name, of QEMU as it was started with `current` and of its next start with `wanted`: those of `wanted` in their order, then
 /// those that go.
 pub fn attachments(current: &VmSection, wanted: &VmSection) -> Vec<Attachment> {
-    let all = |vm: &VmSection| drives(vm).into_iter().chain(networks(vm)).collect::<Vec<_>>();
+    let all = |vm: &VmSection| drives(vm).into_iter().chain(networks(vm)).chain(watchdog(vm)).collect::<Vec<_>>();
     let (current, wanted) = (all(current), all(wanted));
     let attachment = |Pair { device, now, then }: Pair<'_>| {
         let at_next_start = match (now, then) {
@@ -174,6 +177,17 @@ fn networks(vm: &VmSection) -> Vec<Device> {
         Device { key, subject, name, value: json!(network), live }
     });
     networks.collect()
+}
+
+/// The watchdog of the chipset. What is done when it is not fed says its own field, or else that of a panic.
+fn watchdog(vm: &VmSection) -> Option<Device> {
+    let (value, field) = match (vm.watchdog, vm.on_panic) {
+        (Some(watchdog), _) => (json!(watchdog), "watchdog"),
+        (None, Some(on_panic)) => (json!(on_panic), "onPanic"),
+        (None, None) => return None,
+    };
+    let (key, subject) = ((DeviceKind::Watchdog, 0), Subject::Setting(field.into()));
+    Some(Device { key, subject, name: WATCHDOG.into(), value, live: Value::Null })
 }
 
 /// A device in two configurations.

@@ -247,6 +247,9 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
             Subject::Disk(name) => Some((DeviceKind::Disk, name)),
             Subject::CdDrive(name) => Some((DeviceKind::CdDrive, name)),
             Subject::Network(name) => Some((DeviceKind::Network, name)),
+            Subject::Setting(field) if ["watchdog", "onPanic"].contains(&field.as_str()) => {
+                Some((DeviceKind::Watchdog, "itco".to_owned()))
+            }
             _ => None,
         };
         let changed = attachments(&machine, &configuration).into_iter().filter(|it| it.at_next_start.is_some());
@@ -260,6 +263,8 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
     assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network[0]");
     assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network[0]");
     assert_eq!(paths(|config| config["vm"]["uuid"] = json!("another")), "vm.uuid");
+    assert_eq!(paths(|config| config["vm"]["watchdog"] = json!({ "action": "reset" })), "vm.watchdog");
+    assert_eq!(paths(|config| config["vm"]["onPanic"] = json!("stop")), "vm.onPanic");
     assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
     assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");
     let live = |config: &mut Value| {

@@ -269,6 +269,7 @@ device-state = Zustand
 device-disk = Platte
 device-cddrive = CD-Laufwerk
 device-network = Netz
+device-watchdog = Watchdog
 device-attached = Angeschlossen
 device-failed = Arbeitet nicht
 device-waiting = Noch nicht angeschlossen

@@ -269,6 +269,7 @@ device-state = State
 device-disk = Disk
 device-cddrive = CD drive
 device-network = Network
+device-watchdog = Watchdog
 device-attached = Attached
 device-failed = Does not work
 device-waiting = Not attached yet

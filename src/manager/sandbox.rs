@@ -14,7 +14,7 @@ use std::{
     os::unix::process::ExitStatusExt,
     panic::resume_unwind,
     process::ExitStatus,
-    thread,
+    thread::{self, ScopedJoinHandle},
     time::Duration,
 };
 
@@ -41,6 +41,8 @@ const CPU: u64 = 60;
 const TIME: Duration = Duration::from_secs(120);
 /// How many bytes of VMs are judged at a time. A large VM is judged alone, because it needs a hundred times its size.
 const AT_A_TIME: usize = 256 << 10;
+/// The stack of a thread, in bytes: as large as that of a program's first one, on which VMs are rendered later.
+const STACK: usize = 8 << 20;
 /// How many threads judge VMs at most. The stack of each counts as memory of the process.
 const THREADS: usize = 4;
 /// How many VMs may be left out, because they are too large by themselves.
@@ -59,8 +61,19 @@ struct Job {
     config: ReconcilerConfig,
     /// The VMs of other sets.
     bystanders: Vec<Bystander>,
-    /// Only print the name of each template before it is rendered.
-    trace: bool,
+    /// How VMs are judged.
+    way: Way,
+}
+
+/// How a process judges VMs.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Way {
+    /// Several at once.
+    Together,
+    /// One after the other. This takes less memory.
+    Alone,
+    /// The same, but only the name of each template is printed, before it is rendered.
+    Trace,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -107,24 +120,29 @@ pub async fn check<M>(
 where
     M: Iterator<Item = (VirtualMachine, Observed)> + Send,
 {
-    let job = |old: Option<&TemplateSet>, new: &TemplateSet, trace| Job {
+    let job = |old: Option<&TemplateSet>, new: &TemplateSet, way| Job {
         old: old.map(|old| old.layers().clone()),
         new: new.layers().clone(),
         old_config: old_config.cloned(),
         config: config.clone(),
-        bystanders: if trace { Vec::new() } else { bystanders() },
-        trace,
+        bystanders: if way == Way::Trace { Vec::new() } else { bystanders() },
+        way,
     };
     let mut left_out = BTreeSet::new();
     loop {
         let rest = || vms().filter(|(vm, _)| !left_out.contains(&vm.full_name()));
-        let status = match run(&job(old, new, false), rest()).await? {
+        let mut end = run(&job(old, new, Way::Together), rest()).await?;
+        if matches!(end, Ended::Without(..)) {
+            // What is too much must not depend on how many VMs were judged at once.
+            end = run(&job(old, new, Way::Alone), rest()).await?;
+        }
+        let status = match end {
             Ended::With(Report::Checked(outcome)) => return Ok(outcome),
             Ended::With(Report::Refused(SetRefusal { vm, error })) => return Err(Failure::Refused(error, Some(vm))),
             Ended::Without(status, _) => status,
         };
         // The process did not finish. Run it again to find the VM and the template.
-        let (place, name) = match run(&job(old, new, true), rest()).await? {
+        let (place, name) = match run(&job(old, new, Way::Trace), rest()).await? {
             Ended::Without(again, printed) if !again.success() => last_line(&printed),
             _ => ("(a template)".to_owned(), String::new()),
         };
@@ -133,9 +151,9 @@ where
             // The VM is too large by itself if it can't be rendered alone with what is in use, or only the comparison is too much for it.
             let builtin = TemplateSet::builtin().ok();
             let in_use = old.or(builtin.as_ref()).unwrap_or(new);
-            let is_too_large = matches!(run(&job(None, in_use, false), alone()).await?, Ended::Without(..));
+            let is_too_large = matches!(run(&job(None, in_use, Way::Alone), alone()).await?, Ended::Without(..));
             let fits_alone = async || {
-                let ended = run(&job(None, new, false), alone()).await?;
+                let ended = run(&job(None, new, Way::Alone), alone()).await?;
                 io::Result::Ok(is_of_memory(status) && matches!(ended, Ended::With(Report::Checked(_))))
             };
             if is_too_large || fits_alone().await? {
@@ -227,7 +245,7 @@ pub fn serve() -> io::Result<()> {
 fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-    let Job { old, new, old_config, config, bystanders, trace } = serde_json::from_str(&job)?;
+    let Job { old, new, old_config, config, bystanders, way } = serde_json::from_str(&job)?;
     let old_config = old_config.as_ref().unwrap_or(&config);
     // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
@@ -238,7 +256,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
         let CheckedVm { vm, observed } = serde_json::from_str(line).ok()?;
         Some((vm, observed))
     };
-    if trace {
+    if way == Way::Trace {
         // Errors do not matter here.
         let random = RandomInput::default();
         for line in lines {
@@ -259,25 +277,31 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
         let (vm, observed) = parsed(line.split_once('\t')?.1)?;
         Some(change.judge(vm, observed))
     };
-    let report = match check::outcome(bystanders, judged(lines, judge)) {
-        Ok(outcome) => Report::Checked(outcome),
-        Err(refusal) => Report::Refused(refusal),
-    };
+    let report =
+        match check::outcome(bystanders, judged(lines, if way == Way::Together { threads() } else { 1 }, judge)) {
+            Ok(outcome) => Report::Checked(outcome),
+            Err(refusal) => Report::Refused(refusal),
+        };
     serde_json::to_writer(output, &report)?;
     Ok(())
 }
 
+/// How many threads judge VMs.
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(THREADS)
+}
+
 /// The VMs of these lines as they were judged, in the order of the lines. Several threads judge, some VMs at a time.
 fn judged(
-    mut lines: impl Iterator<Item = String>,
+    lines: impl Iterator<Item = String>,
+    threads: usize,
     judge: impl Fn(&str) -> Option<Judged> + Sync,
 ) -> impl Iterator<Item = Judged> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let mut lines = lines.peekable();
     let batches = iter::from_fn(move || {
         let (mut batch, mut size) = (Vec::new(), 0);
-        while size < AT_A_TIME
-            && let Some(line) = lines.next()
-        {
+        // A large VM is a batch of its own.
+        while let Some(line) = lines.next_if(|line| size == 0 || size + line.len() <= AT_A_TIME) {
             size += line.len();
             batch.push(line);
         }
@@ -286,9 +310,15 @@ fn judged(
     batches.flat_map(move |batch| {
         thread::scope(|scope| {
             let part = |lines: &[String]| lines.iter().filter_map(|line| judge(line)).collect::<Vec<_>>();
-            let parts = batch.chunks(batch.len().div_ceil(threads)).map(|lines| scope.spawn(move || part(lines)));
-            let parts: Vec<_> = parts.collect();
-            let join = |part: thread::ScopedJoinHandle<'_, _>| part.join().unwrap_or_else(|panic| resume_unwind(panic));
+            let start = |lines| {
+                let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || part(lines));
+                // There may be too many threads in the container already.
+                thread.map_err(|_| part(lines))
+            };
+            let parts: Vec<_> = batch.chunks(batch.len().div_ceil(threads)).map(start).collect();
+            let join = |part: Result<ScopedJoinHandle<'_, _>, _>| {
+                part.map_or_else(|judged| judged, |part| part.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            };
             parts.into_iter().flat_map(join).collect::<Vec<_>>()
         })
     })
@@ -302,7 +332,7 @@ mod tests {
     use crate::test_support::{nothing, vm};
 
     /// What the process writes for these VMs.
-    fn output(trace: bool, vms: &[VirtualMachine]) -> String {
+    fn output(way: Way, vms: &[VirtualMachine]) -> String {
         let set = TemplateSet::builtin().unwrap();
         let job = Job {
             old: Some(set.layers().clone()),
@@ -310,7 +340,7 @@ mod tests {
             old_config: None,
             config: ReconcilerConfig::default(),
             bystanders: Vec::new(),
-            trace,
+            way,
         };
         let mut input = serde_json::to_string(&job).unwrap();
         for vm in vms {
@@ -325,7 +355,7 @@ mod tests {
     #[test]
     fn a_vm_is_named_before_it_is_parsed_and_before_each_template() {
         let pear = vm(|vm| vm["metadata"]["name"] = json!("pear"));
-        let printed = output(true, &[vm(|_| ()), pear]);
+        let printed = output(Way::Trace, &[vm(|_| ()), pear]);
         let of_pear: Vec<&str> = printed.lines().filter(|line| line.ends_with("\torchard/pear")).collect();
         assert_eq!(of_pear.first(), Some(&"(the VM)\torchard/pear"));
         assert!(of_pear.contains(&"builtin/pod.yaml.j2\torchard/pear"), "{of_pear:?}");
@@ -344,7 +374,7 @@ mod tests {
             (0..200).map(|number| vm(|vm| vm["metadata"]["name"] = json!(format!("vm-{number}")))).collect();
         let lines = vms.iter().map(|vm| vm.metadata.name.clone().unwrap() + &" ".repeat(AT_A_TIME / 20));
         let named = |line: &str| vms.iter().find(|vm| vm.metadata.name.as_deref() == Some(line.trim())).cloned();
-        let all = judged(lines, |line| Some(change.judge(named(line)?, nothing())));
+        let all = judged(lines, THREADS, |line| Some(change.judge(named(line)?, nothing())));
         let mut seen = 0;
         let refusal = check::outcome(Vec::new(), all.skip(50).inspect(|_| seen += 1)).unwrap_err();
         assert_eq!((refusal.vm.metadata.name.as_deref(), seen), (Some("vm-50"), 1));
@@ -352,7 +382,9 @@ mod tests {
 
     #[test]
     fn the_report_names_the_number_of_vms() {
-        let report = output(false, &[vm(|_| ())]);
-        assert!(matches!(serde_json::from_str(&report), Ok(Report::Checked(Outcome { vms: 1, .. }))), "{report}");
+        for way in [Way::Together, Way::Alone] {
+            let report = output(way, &[vm(|_| ())]);
+            assert!(matches!(serde_json::from_str(&report), Ok(Report::Checked(Outcome { vms: 1, .. }))), "{report}");
+        }
     }
 }

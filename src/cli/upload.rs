@@ -199,6 +199,9 @@ pub(super) async fn send(
         let pod = InPod::named(cluster, vm.namespace(), seen.pod.clone());
         if sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid) {
             sending = Some(seen);
+            if is_told {
+                note(&format!("{who}: its Pod was replaced: the file is sent again"));
+            }
             // What has arrived in a former Pod is not in this one.
             (arrived, is_told) = (None, false);
         }
@@ -235,9 +238,7 @@ pub(super) async fn send(
                 }
             }
         }
-        if before.is_some_and(|before| offset <= before) {
-            breaks += 1;
-        }
+        breaks = if before.is_some_and(|before| offset <= before) { breaks + 1 } else { 0 };
         if breaks > BREAKS {
             return Err(Failure::new(format!(
                 "{who}: the upload breaks off at {offset} of {size} bytes; {again} goes on"

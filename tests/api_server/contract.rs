@@ -651,7 +651,7 @@ async fn every_disk_has_a_claim_with_the_documented_name() {
     let data = claim(&claims, "apple-runner-data");
     assert_eq!(data["spec"]["storageClassName"], "local-path");
     assert_eq!(data["spec"]["accessModes"], json!(["ReadWriteOnce"]));
-    assert_eq!(data["spec"]["resources"]["requests"]["storage"], "1Mi");
+    assert_eq!(data["spec"]["resources"]["requests"]["storage"], "8Mi");
     let pod = json!(ns.api::<Pod>().get("apple").await.unwrap());
     let devices = json!(["/dev/disk-0", "/dev/system-disk", "/dev/disk-2"]);
     let found: Vec<&Value> = pod["spec"]["containers"][0]["volumeDevices"]

@@ -53,7 +53,7 @@ async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
         ns.vm_with_reason(name, "Starting").await;
         let claim = format!("{name}-core-disk");
         bind(&ns, &claim, "1Gi", Some(class)).await;
-        bind(&ns, &format!("{name}-runner-data"), "1Mi", None).await;
+        bind(&ns, &format!("{name}-runner-data"), "8Mi", None).await;
         ns.vm_when(name, "bound", |vm| condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimsBound"))
             .await;
         let mut change = disk(wanted);

@@ -231,8 +231,6 @@ pub(super) fn build(
     })
 }
 
-/// Of the VM's own labels those that an administrator allows: a label can make the Pod an endpoint of another's Service, or take it out of a
-/// NetworkPolicy.
 /// The runner's own claim. One that exists is not grown: not every storage can.
 fn runner_data(vm: &VirtualMachine, observed: &Observed) -> Value {
     let name = claims::runner_data_name(vm, observed);
@@ -240,6 +238,8 @@ fn runner_data(vm: &VirtualMachine, observed: &Observed) -> Value {
     json!({ "claimName": name, "size": asked.unwrap_or(RUNNER_DATA_SIZE) })
 }
 
+/// Of the VM's own labels those that an administrator allows: a label can make the Pod an endpoint of another's Service, or take it out of a
+/// NetworkPolicy.
 fn pod_labels(vm: &VirtualMachine, config: &ReconcilerConfig) -> BTreeMap<String, String> {
     let is_for_tool = |label: &str| TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix));
     let is_copied = |label: &str| config.allowed.pod_labels.contain(label) && !is_for_tool(label);

@@ -99,7 +99,7 @@ async fn what_people_do_beside_the_real_flux() {
     })
     .await;
     bind(&ns, "grown-core-disk", Some(class), "4Gi").await;
-    bind(&ns, "grown-runner-data", None, "1Mi").await;
+    bind(&ns, "grown-runner-data", None, "8Mi").await;
     content().await;
     assert_eq!(size(&ns, CLAIM).await, "1Gi");
 
@@ -221,7 +221,7 @@ async fn what_people_do_beside_the_real_argo_cd() {
     boot_when_there(&ns, "apple").await;
     // A claim that nobody binds keeps an Application in progress: the one in Git, and the one that has the Application's name in its label.
     bind(&ns, CLAIM, Some("in-git"), "1Gi").await;
-    bind(&ns, "silent-runner-data", None, "1Mi").await;
+    bind(&ns, "silent-runner-data", None, "8Mi").await;
     argo.sync("silent", "Healthy").await;
     let text = json!(ns.api::<Pod>().get("apple").await.unwrap()).to_string();
     assert!(text.contains(r#""name":"in-git""#), "{text}");

@@ -261,7 +261,7 @@ async fn a_disk_that_was_grown_by_a_patch_stays_and_is_ready_when_the_sync_has_t
     let manifest = with_disk(class, "1Gi");
     vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
     bind(&ns, CLAIM, Some(class), "4Gi").await;
-    bind(&ns, "apple-runner-data", None, "1Mi").await;
+    bind(&ns, "apple-runner-data", None, "8Mi").await;
     patch_as(
         &ns,
         "kubectl-patch",

@@ -532,6 +532,17 @@ pub enum OnPanic {
     Keep,
 }
 
+impl From<OnPanic> for WatchdogAction {
+    /// What happens when the watchdog of a VM that reacts to panics is not fed.
+    fn from(on_panic: OnPanic) -> Self {
+        match on_panic {
+            OnPanic::Restart => Self::Reset,
+            OnPanic::Stop => Self::Poweroff,
+            OnPanic::Keep => Self::Pause,
+        }
+    }
+}
+
 /// A watchdog.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct Watchdog {

@@ -96,6 +96,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::api::status::{DeviceChange, DeviceKind, DevicePhase};
 
     #[test]
     fn the_language_that_is_wanted_most() {
@@ -119,6 +120,21 @@ mod tests {
         FluentResource::try_new(language.source().to_owned()).unwrap();
         let lines = language.source().lines().filter(|line| !line.starts_with([' ', '#', '}']));
         lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn whatever_a_device_can_be_has_a_text() {
+        fn values<T: schemars::JsonSchema>() -> Vec<String> {
+            let schema = serde_json::to_value(schemars::schema_for!(T)).unwrap();
+            // With comments each value has a schema of its own.
+            let all = schema["oneOf"].as_array().unwrap().iter().map(|it| it["const"].as_str().unwrap().to_lowercase());
+            all.collect()
+        }
+        let all = [values::<DeviceKind>(), values::<DevicePhase>(), values::<DeviceChange>()].concat();
+        assert!(all.len() >= 10, "{all:?}");
+        for value in all {
+            assert!(names(Language::English).contains(format!("device-{value}").as_str()), "device-{value}");
+        }
     }
 
     #[test]

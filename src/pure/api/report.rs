@@ -36,8 +36,8 @@ pub const LONGEST_TEXT: u32 = 512;
 const LONGEST_MESSAGE: u32 = 8192;
 /// The most pending changes.
 pub const MOST_PENDING: u32 = 32;
-/// The most disks, CD drives and network cards.
-pub const MOST_DEVICES: u32 = DiskIdentity::MOST + CdIdentity::MOST + MOST_NETWORKS;
+/// The most devices: disks, CD drives, network cards and the watchdog.
+pub const MOST_DEVICES: u32 = DiskIdentity::MOST + CdIdentity::MOST + MOST_NETWORKS + 1;
 /// The most users at the serial console.
 pub const MOST_USERS: u32 = 64;
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Drive, NetworkSection, VmSection};
 use crate::api::{
-    PendingChange, Subject, pending,
+    PendingChange, Subject, WatchdogAction, pending,
     status::{DeviceChange, DeviceKind},
 };
 
@@ -179,15 +179,11 @@ fn networks(vm: &VmSection) -> Vec<Device> {
     networks.collect()
 }
 
-/// The watchdog of the chipset. What is done when it is not fed says its own field, or else that of a panic.
+/// The watchdog of the chipset, by what happens when it is not fed. Of the fields that say it `status.pendingChanges` speaks ([`fields`]).
 fn watchdog(vm: &VmSection) -> Option<Device> {
-    let (value, field) = match (vm.watchdog, vm.on_panic) {
-        (Some(watchdog), _) => (json!(watchdog), "watchdog"),
-        (None, Some(on_panic)) => (json!(on_panic), "onPanic"),
-        (None, None) => return None,
-    };
-    let (key, subject) = ((DeviceKind::Watchdog, 0), Subject::Setting(field.into()));
-    Some(Device { key, subject, name: WATCHDOG.into(), value, live: Value::Null })
+    let action = vm.watchdog.map(|watchdog| watchdog.action).or_else(|| vm.on_panic.map(WatchdogAction::from))?;
+    let (key, subject) = ((DeviceKind::Watchdog, 0), Subject::Setting(WATCHDOG.into()));
+    Some(Device { key, subject, name: WATCHDOG.into(), value: json!(action), live: Value::Null })
 }
 
 /// A device in two configurations.
@@ -337,6 +333,16 @@ mod tests {
                 "network: [{ type: pod, device: e, name: lan, slot: 0 }]".into(),
                 "Network lan attached Change",
             ),
+            (String::new(), "watchdog: { action: reset }".into(), "Watchdog itco Attach"),
+            ("watchdog: { action: reset }".into(), String::new(), "Watchdog itco attached Detach"),
+            (
+                "watchdog: { action: reset }".into(),
+                "watchdog: { action: pause }".into(),
+                "Watchdog itco attached Change",
+            ),
+            // The fields differ, and it does the same.
+            ("onPanic: restart".into(), "watchdog: { action: reset }".into(), "Watchdog itco attached"),
+            ("onPanic: keep, watchdog: {}".into(), "onPanic: stop, watchdog: {}".into(), "Watchdog itco attached"),
         ] {
             assert_eq!(said(&current, &wanted), expected, "{current} -> {wanted}");
         }

@@ -51,8 +51,6 @@ use crate::{
 
 /// The file that the container waits for.
 const IMAGE: &str = "/download/image";
-/// Prints how much of it is there.
-const SIZE: &str = "stat -c %s /download/image";
 /// How often an upload that breaks off goes on without having got further.
 const BREAKS: usize = 20;
 /// How long to wait before something is tried again.
@@ -177,8 +175,6 @@ pub(super) async fn send(
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
     let again = command(vm.name(), vm.namespace(), file);
     let (mut before, mut breaks, mut sending, mut said) = (None, 0, None::<Seen>, RepeatFilter::default());
-    let (mut arrived, mut is_told) = (None, false);
-    let tell_all_is_there = || note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
     loop {
         let state = container(vm, &found, sending.as_ref(), |seen| seen.import != Import::Waits);
         let state = match limit {
@@ -199,17 +195,8 @@ pub(super) async fn send(
         let pod = InPod::named(cluster, vm.namespace(), seen.pod.clone());
         if sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid) {
             sending = Some(seen);
-            if is_told {
-                note(&format!("{who}: its Pod was replaced: the file is sent again"));
-            }
-            // What has arrived in a former Pod is not in this one.
-            (arrived, is_told) = (None, false);
         }
-        let there = match arrived.take() {
-            Some(offset) => Ok(offset),
-            None => offset(&pod).await?,
-        };
-        let offset = match there {
+        let offset = match offset(&pod).await? {
             Ok(offset) => offset,
             Err(why) if breaks < BREAKS => {
                 if said.is_new(&why) {
@@ -221,44 +208,42 @@ pub(super) async fn send(
             }
             Err(why) => return Err(Failure::new(format!("{who}: {why}; {again} goes on"))),
         };
-        if offset >= size {
-            if !is_told {
-                tell_all_is_there();
+        let mut there = offset;
+        if offset < size {
+            breaks = if before.is_some_and(|before| offset <= before) { breaks + 1 } else { 0 };
+            if breaks > BREAKS {
+                return Err(Failure::new(format!(
+                    "{who}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
+                )));
             }
-            // Another Pod knows nothing of the file.
-            let is_other = |seen: &Seen| sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid);
-            let has_ended = |seen: &Seen| matches!(seen.import, Import::Done | Import::Failed(_)) || is_other(seen);
-            match container(vm, &found, sending.as_ref(), has_ended).await?.import {
-                Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
-                Import::Done => return Ok(Sent::All),
-                Import::Waits | Import::Runs => {
-                    note(&format!("{who}: its Pod was replaced: the file is sent again"));
-                    (before, is_told) = (Some(offset), false);
-                    continue;
-                }
+            if before.is_some() || offset > 0 {
+                note(&format!("{who}: goes on at {offset} of {size} bytes"));
             }
+            before = Some(offset);
+            let now = length(file).map_err(FileError::io(file))?;
+            if now != size {
+                return Err(Failure::new(format!(
+                    "{who}: {} has changed: it has {now} bytes, and {size} are waited for",
+                    file.display()
+                )));
+            }
+            there = piece(&pod, vm, file, offset, size).await?.unwrap_or(offset);
         }
-        breaks = if before.is_some_and(|before| offset <= before) { breaks + 1 } else { 0 };
-        if breaks > BREAKS {
-            return Err(Failure::new(format!(
-                "{who}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
-            )));
+        if there < size {
+            // What is missing shows when the container is asked again.
+            continue;
         }
-        if before.is_some() || offset > 0 {
-            note(&format!("{who}: goes on at {offset} of {size} bytes"));
-        }
-        before = Some(offset);
-        let now = length(file).map_err(FileError::io(file))?;
-        if now != size {
-            return Err(Failure::new(format!(
-                "{who}: {} has changed: it has {now} bytes, and {size} are waited for",
-                file.display()
-            )));
-        }
-        arrived = piece(&pod, vm, file, offset, size).await?;
-        is_told = arrived.is_some_and(|there| there >= size);
-        if is_told {
-            tell_all_is_there();
+        note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
+        // Another Pod knows nothing of the file.
+        let is_other = |seen: &Seen| sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid);
+        let has_ended = |seen: &Seen| matches!(seen.import, Import::Done | Import::Failed(_)) || is_other(seen);
+        match container(vm, &found, sending.as_ref(), has_ended).await?.import {
+            Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
+            Import::Done => return Ok(Sent::All),
+            Import::Waits | Import::Runs => {
+                note(&format!("{who}: its Pod was replaced: the file is sent again"));
+                before = Some(there);
+            }
         }
     }
 }
@@ -362,13 +347,18 @@ fn is_refused(told: &str) -> bool {
     ["(Forbidden)", "(NotFound)"].iter().any(|reason| told.contains(reason))
 }
 
+/// The command that prints how much of the file is there.
+fn print_size() -> String {
+    format!("stat -c %s {IMAGE}")
+}
+
 /// How much of the file is there, or why that can't be seen now.
 ///
 /// # Errors
 /// If trying again does not help.
 async fn offset(pod: &InPod<'_>) -> Result<Result<u64, String>, Failure> {
     // The container makes the file when it starts.
-    let ask = format!("{SIZE} 2>/dev/null || echo 0");
+    let ask = format!("{} 2>/dev/null || echo 0", print_size());
     let mut kubectl = tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
     let answer = kubectl.output().await.map_err(start_failed)?;
     let told = plain(String::from_utf8_lossy(&answer.stderr).trim());
@@ -387,7 +377,8 @@ async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u
     let mut reader = File::open(file).map_err(&wrong)?;
     reader.seek(SeekFrom::Start(offset)).map_err(&wrong)?;
     let write = format!(
-        "dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none && {SIZE}"
+        "dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none && {}",
+        print_size()
     );
     let mut kubectl =
         tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--stdin", "--quiet"], &["sh", "-c", &write]));

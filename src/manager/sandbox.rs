@@ -132,8 +132,8 @@ where
     loop {
         let rest = || vms().filter(|(vm, _)| !left_out.contains(&vm.full_name()));
         let mut end = run(&job(old, new, Way::Together), rest()).await?;
-        if matches!(end, Ended::Without(..)) {
-            // What is too much must not depend on how many VMs were judged at once.
+        if matches!(end, Ended::Without(status, _) if is_of_memory(status)) {
+            // How much memory is too much must not depend on how many VMs were judged at once. Their CPU time does not.
             end = run(&job(old, new, Way::Alone), rest()).await?;
         }
         let status = match end {
@@ -269,7 +269,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
             let Some((vm, observed)) = parsed(line) else { continue };
             render::trace(&vm, &observed, &config, &random, &new, &mut say)?;
             say("(all templates)")?;
-            let _ = check::outcome(Vec::new(), [change.judge(vm, observed)]);
+            let _ = change.check(Vec::new(), [(vm, observed)]);
         }
         return Ok(());
     }
@@ -277,11 +277,11 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
         let (vm, observed) = parsed(line.split_once('\t')?.1)?;
         Some(change.judge(vm, observed))
     };
-    let report =
-        match check::outcome(bystanders, judged(lines, if way == Way::Together { threads() } else { 1 }, judge)) {
-            Ok(outcome) => Report::Checked(outcome),
-            Err(refusal) => Report::Refused(refusal),
-        };
+    let threads = if way == Way::Together { threads() } else { 1 };
+    let report = match check::outcome(bystanders, judged(lines, threads, judge)) {
+        Ok(outcome) => Report::Checked(outcome),
+        Err(refusal) => Report::Refused(refusal),
+    };
     serde_json::to_writer(output, &report)?;
     Ok(())
 }

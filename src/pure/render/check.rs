@@ -161,12 +161,19 @@ struct Compared {
     after: Vec<Rendered>,
 }
 
-/// What the check renders in the place of random values.
-fn sample_values() -> RandomInput {
-    RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() }
-}
-
 impl Change<'_> {
+    /// Judges VMs, one after the other. `bystanders` are the VMs of other sets.
+    ///
+    /// # Errors
+    /// As [`outcome`].
+    pub fn check(
+        self,
+        bystanders: Vec<Bystander>,
+        vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+    ) -> Result<Outcome, SetRefusal> {
+        outcome(bystanders, vms.into_iter().map(|(vm, observed)| self.judge(vm, observed)))
+    }
+
     /// Renders a VM before and after. A VM that runs is also rendered as it is when it is stopped, and as it was when it was new: a set that needs
     /// what only a running VM has would keep it from its next start. This takes nearly all the time of a check, and depends on no other VM.
     pub fn judge(self, vm: VirtualMachine, observed: Observed) -> Judged {
@@ -175,7 +182,7 @@ impl Change<'_> {
 
     fn verdict(self, vm: VirtualMachine, observed: Observed) -> Result<Verdict, SetRefusal> {
         let Self { old, old_config, new, config } = self;
-        let random = sample_values();
+        let random = RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() };
         let before = old.and_then(|old| render(&vm, &observed, old_config, &random, old).ok());
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
@@ -216,7 +223,7 @@ impl Change<'_> {
     }
 }
 
-/// Renders all VMs with the set in use and with the new one, under one configuration: [`Change::judge`], [`outcome`].
+/// [`Change::check`] under one configuration.
 ///
 /// # Errors
 /// As [`outcome`].
@@ -226,8 +233,7 @@ pub fn check(
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, SetRefusal> {
-    let change = Change { old, old_config: config, new, config };
-    outcome(Vec::new(), vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
+    Change { old, old_config: config, new, config }.check(Vec::new(), vms)
 }
 
 /// What a change does to all VMs together, each as it was judged. `bystanders` are the VMs of other sets.
@@ -566,15 +572,6 @@ mod tests {
         render::Files,
         test_support::{nothing, vm},
     };
-
-    /// Judges all VMs, one after the other.
-    fn check_change(
-        change: Change<'_>,
-        bystanders: Vec<Bystander>,
-        vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
-    ) -> Result<Outcome, SetRefusal> {
-        outcome(bystanders, vms.into_iter().map(|(vm, observed)| change.judge(vm, observed)))
-    }
 
     fn set(files: &[(&str, &str)]) -> TemplateSet {
         let files: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
@@ -966,11 +963,8 @@ mod tests {
             let text = if new == "pear" { ("x.yaml.j2", map.as_str()) } else { ("pod.yaml.j2", mounts.as_str()) };
             let bystander = Bystander { namespace: Some(namespace.into()), ..Bystander::of(&pear, &observed) };
             let (old, config) = (set(&[]), ReconcilerConfig::default());
-            let outcome = check_change(
-                Change { old: Some(&old), old_config: &config, new: &set(&[text]), config: &config },
-                vec![bystander],
-                [apple.clone()],
-            );
+            let change = Change { old: Some(&old), old_config: &config, new: &set(&[text]), config: &config };
+            let outcome = change.check(vec![bystander], [apple.clone()]);
             outcome.map(|outcome| outcome.changed).map_err(|refusal| refusal.error.to_string())
         };
         assert_eq!(
@@ -1037,12 +1031,9 @@ mod tests {
             ReconcilerConfig { template_values, ..ReconcilerConfig::default() }
         };
         let change = |new: &ReconcilerConfig| {
-            check_change(
-                Change { old: Some(&set), old_config: &ReconcilerConfig::default(), new: &set, config: new },
-                Vec::new(),
-                vms(),
-            )
-            .map(|outcome| outcome.changed)
+            let old_config = &ReconcilerConfig::default();
+            let change = Change { old: Some(&set), old_config, new: &set, config: new };
+            change.check(Vec::new(), vms()).map(|outcome| outcome.changed)
         };
         assert_eq!(change(&config(json!({ "name": "b" }))).unwrap(), 2);
         let error = change(&config(json!("b"))).unwrap_err().error;

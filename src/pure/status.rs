@@ -392,7 +392,7 @@ fn state_overridden(vm: &VirtualMachine, plan: &Plan) -> Option<NewCondition> {
 }
 
 /// The runner's conditions that no runner reports: without a guest they are False, and while the Pod's node does not answer they are Unknown
-/// ([`Guest::last_report`]). Runners of older versions do not write all of them.
+/// ([`ReportedGuest::last_report`]). Runners of older versions do not write all of them.
 fn conditions_without_report(guest: &ReportedGuest<'_>, phase: Phase) -> Vec<NewCondition> {
     let written = |type_: &&'static str| match (guest.last_report(type_), *type_) {
         (Some(_), _) => true,

@@ -61,6 +61,17 @@ impl Reaction {
     }
 }
 
+impl From<WatchdogAction> for Reaction {
+    fn from(action: WatchdogAction) -> Self {
+        match action {
+            WatchdogAction::Reset => Self::Reset,
+            WatchdogAction::Poweroff => Self::End,
+            WatchdogAction::Pause => Self::Keep,
+            WatchdogAction::None => Self::GoOn,
+        }
+    }
+}
+
 /// What the VM's spec wants for each. `None`: there is no such device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reactions {
@@ -87,18 +98,23 @@ impl Reactions {
 
     /// What is done, and the field of the spec that says so.
     pub fn to(self, panic: Panic) -> Option<(Reaction, &'static str)> {
-        let by_watchdog = self.watchdog.filter(|_| panic == Panic::Watchdog).map(|action| match action {
-            WatchdogAction::Reset => (Reaction::Reset, "watchdog.action: reset"),
-            WatchdogAction::Poweroff => (Reaction::End, "watchdog.action: poweroff"),
-            WatchdogAction::Pause => (Reaction::Keep, "watchdog.action: pause"),
-            WatchdogAction::None => (Reaction::GoOn, "watchdog.action: none"),
+        let by_watchdog = self.watchdog.filter(|_| panic == Panic::Watchdog).map(|action| {
+            let field = match action {
+                WatchdogAction::Reset => "watchdog.action: reset",
+                WatchdogAction::Poweroff => "watchdog.action: poweroff",
+                WatchdogAction::Pause => "watchdog.action: pause",
+                WatchdogAction::None => "watchdog.action: none",
+            };
+            (action.into(), field)
         });
         by_watchdog.or_else(|| {
-            self.on_panic.map(|on_panic| match on_panic {
-                OnPanic::Restart => (Reaction::Reset, "onPanic: restart"),
-                OnPanic::Stop => (Reaction::End, "onPanic: stop"),
-                OnPanic::Keep => (Reaction::Keep, "onPanic: keep"),
-            })
+            let on_panic = self.on_panic?;
+            let field = match on_panic {
+                OnPanic::Restart => "onPanic: restart",
+                OnPanic::Stop => "onPanic: stop",
+                OnPanic::Keep => "onPanic: keep",
+            };
+            Some((WatchdogAction::from(on_panic).into(), field))
         })
     }
 

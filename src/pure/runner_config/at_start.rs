@@ -136,12 +136,24 @@ pub fn attachments(current: &VmSection, wanted: &VmSection) -> Vec<Attachment> {
 struct Device {
     /// Its kind and slot. A slot is taken once in each kind.
     key: (DeviceKind, u32),
-    subject: Subject,
     /// What people call it.
     name: String,
     value: Value,
     /// What of it changes while the VM runs.
     live: Value,
+}
+
+impl Device {
+    /// What a pending change of it is about.
+    fn subject(&self) -> Subject {
+        let name = self.name.clone();
+        match self.key.0 {
+            DeviceKind::Disk => Subject::Disk(name),
+            DeviceKind::CdDrive => Subject::CdDrive(name),
+            DeviceKind::Network => Subject::Network(name),
+            DeviceKind::Watchdog => Subject::Setting(name),
+        }
+    }
 }
 
 /// The drives in the order of the configuration, which is the order in which they boot if none has a place in it.
@@ -159,8 +171,7 @@ fn drives(vm: &VmSection) -> Vec<Device> {
             *name = None;
         }
         drive.place(usize::MAX, key.1);
-        let subject = if is_cd { Subject::CdDrive(name.clone()) } else { Subject::Disk(name.clone()) };
-        Device { key, subject, name, value: json!(drive), live }
+        Device { key, name, value: json!(drive), live }
     });
     drives.collect()
 }
@@ -173,8 +184,7 @@ fn networks(vm: &VmSection) -> Vec<Device> {
         let mut network = network.clone();
         NetworkSection::forget_name(&mut network);
         network.place(usize::MAX, slot);
-        let (key, subject) = ((DeviceKind::Network, slot), Subject::Network(name.clone()));
-        Device { key, subject, name, value: json!(network), live }
+        Device { key: (DeviceKind::Network, slot), name, value: json!(network), live }
     });
     networks.collect()
 }
@@ -182,8 +192,7 @@ fn networks(vm: &VmSection) -> Vec<Device> {
 /// The watchdog of the chipset, by what happens when it is not fed. Of the fields that say it `status.pendingChanges` speaks ([`fields`]).
 fn watchdog(vm: &VmSection) -> Option<Device> {
     let action = vm.watchdog.map(|watchdog| watchdog.action).or_else(|| vm.on_panic.map(WatchdogAction::from))?;
-    let (key, subject) = ((DeviceKind::Watchdog, 0), Subject::Setting(WATCHDOG.into()));
-    Some(Device { key, subject, name: WATCHDOG.into(), value: json!(action), live: Value::Null })
+    Some(Device { key: (DeviceKind::Watchdog, 0), name: WATCHDOG.into(), value: json!(action), live: Value::Null })
 }
 
 /// A device in two configurations.
@@ -212,7 +221,7 @@ fn devices(list: &str, current: &[Device], wanted: &[Device]) -> Vec<PendingChan
     let differing = pairs(current, wanted).filter(|pair| pair.now != pair.then);
     let change = |Pair { device, now, then }: Pair<'_>| {
         let path = format!("vm.{list}[{}]", device.name);
-        of_qemu(device.subject.clone(), &path, now.cloned(), then.cloned())
+        of_qemu(device.subject(), &path, now.cloned(), then.cloned())
     };
     let mut found: Vec<PendingChange> = differing.map(change).collect();
     let order = |devices: &[Device], others: &[Device]| -> Vec<_> {

@@ -7,8 +7,7 @@ use serde_json::Value;
 use super::{
     Pods, Reconciled, current_conditions,
     generation::has_read,
-    guest::ReportedGuest,
-    guest::{is_lost, runner_statuses},
+    guest::{ReportedGuest, is_lost, runner_statuses},
     not_rendered, string,
 };
 use crate::{

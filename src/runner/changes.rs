@@ -168,8 +168,8 @@ pub fn carried_out(operation: &Operation, desired: &Desired, orders: &Orders) ->
             Some(Orders { counter: desired.reset_counter, reboots: desired.reboot_counter, ..orders.clone() })
         }
         Operation::Reboot => Some(Orders { reboots: desired.reboot_counter, ..orders.clone() }),
-        Operation::Pause => Some(Orders { paused: true, ..orders.clone() }),
-        Operation::GoOn(Who::Spec) => Some(Orders { paused: false, ..orders.clone() }),
+        Operation::Pause => Some(Orders { paused: true, is_in_doubt: false, ..orders.clone() }),
+        Operation::GoOn(Who::Spec) => Some(Orders { paused: false, is_in_doubt: false, ..orders.clone() }),
         Operation::Plug { .. }
         | Operation::Unplug { .. }
         | Operation::Balloon(_)
@@ -210,10 +210,8 @@ fn wanted(desired: &Desired, actual: &Actual, guest: GuestState) -> Vec<Operatio
     if actual.may_start && guest == GuestState::NotStarted && !actual.orders.paused {
         changes.push(Operation::GoOn(Who::Agent));
     }
-    match (desired.paused, actual.orders.paused) {
-        (true, false) => changes.push(Operation::Pause),
-        (false, true) => changes.push(Operation::GoOn(Who::Spec)),
-        (true, true) | (false, false) => {}
+    if desired.paused != actual.orders.paused || actual.orders.is_in_doubt {
+        changes.push(if desired.paused { Operation::Pause } else { Operation::GoOn(Who::Spec) });
     }
     if must_ask(desired, actual) {
         return changes;

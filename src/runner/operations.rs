@@ -9,6 +9,7 @@
 //! Nothing of it is written down but [`Orders`]: what is to do follows from the configuration and from what QEMU answers. So an agent that is started
 //! again, or one that has lost its connection before an answer came, looks and goes on from there. Where QEMU can't say whether something was
 //! done, it can be done again without harm (memory, password, pause), or it was noted before it was sent and is not done again (reset, reboot).
+//! What has no answer is known no more: not as it was before, and not as it should be.
 //!
 //! An operation that QEMU refuses is not tried again until the configuration changes, or what the operation depends on. One that waits for the
 //! guest, which must open a tray or release a device, leaves the others alone.
@@ -505,16 +506,16 @@ impl Operations {
         let guest = self.actual.guest.unwrap_or(GuestState::NotStarted);
         let mut acts: VecDeque<Act> = operation.steps(guest).into_iter().map(Act::Step).collect();
         let orders = carried_out(&operation, &self.desired, &self.actual.orders);
-        let mut before = None;
-        match orders.map(Act::Note) {
-            // Twice would be wrong, so it is noted before it is sent.
-            Some(note) if matches!(operation, Operation::Reset | Operation::Reboot) => {
-                before = Some(self.actual.orders.clone());
-                acts.push_front(note);
+        let before = orders.as_ref().map(|_| self.actual.orders.clone());
+        if let Some(orders) = orders {
+            if matches!(operation, Operation::Reset | Operation::Reboot) {
+                // Twice would be wrong, so it is noted before it is sent.
+                acts.push_front(Act::Note(orders));
+            } else {
+                // Never would be wrong, and twice does no harm.
+                acts.push_front(Act::Note(Orders { is_in_doubt: true, ..self.actual.orders.clone() }));
+                acts.push_back(Act::Note(orders));
             }
-            // Never would be wrong, and twice does no harm.
-            Some(note) => acts.push_back(note),
-            None => {}
         }
         self.run = Some(Run { operation, acts, before, failure: None, is_locked: false });
     }
@@ -541,8 +542,11 @@ impl Operations {
 
     fn end(&mut self, Run { operation, failure, is_locked, .. }: Run) {
         match &operation {
-            Operation::Balloon(bytes) if failure.is_none() => self.actual.ram = Some(*bytes),
-            Operation::Password(display) if failure.is_none() => self.actual.password = Some(display.password.clone()),
+            // It may have been carried out in part.
+            Operation::Balloon(bytes) => self.actual.ram = failure.is_none().then_some(*bytes),
+            Operation::Password(display) => {
+                self.actual.password = failure.is_none().then(|| display.password.clone());
+            }
             _ => {}
         }
         self.ended.push_back((operation.clone(), failure.clone().map_or(Ok(()), Err)));

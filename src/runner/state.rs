@@ -235,6 +235,9 @@ pub struct Orders {
     /// Whether an agent has paused the guest and has not let it go on since.
     #[serde(default)]
     pub paused: bool,
+    /// Whether an agent was about to change that, so that the guest may be as `paused` says or not.
+    #[serde(default)]
+    pub is_in_doubt: bool,
 }
 
 impl Orders {
@@ -247,6 +250,7 @@ impl Orders {
             counter: started.map_or(config.reset_counter, |started| started.reset_counter),
             reboots: started.map_or(config.reboot_counter, |started| started.reboot_counter),
             paused: false,
+            is_in_doubt: false,
         })
     }
 
@@ -360,7 +364,7 @@ mod tests {
     fn what_was_carried_out_counts_only_for_the_start_of_qemu_before_it() {
         let (_directory, runtime) = runtime();
         assert_eq!(Orders::read(&runtime, "a"), None);
-        let orders = Orders { start: "a".into(), counter: 3, reboots: 2, paused: true };
+        let orders = Orders { start: "a".into(), counter: 3, reboots: 2, paused: true, is_in_doubt: true };
         orders.write(&runtime).unwrap();
         assert_eq!(Orders::read(&runtime, "a"), Some(orders.clone()));
         assert_eq!(Orders::read(&runtime, "b"), None);

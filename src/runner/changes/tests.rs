@@ -61,7 +61,7 @@ fn desired() -> Desired {
 }
 
 fn orders() -> Orders {
-    Orders { start: "s-1".into(), counter: 3, reboots: 5, paused: false }
+    Orders { start: "s-1".into(), counter: 3, reboots: 5, paused: false, is_in_doubt: false }
 }
 
 /// A guest that executes and has everything but what a test wants.

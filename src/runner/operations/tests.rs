@@ -11,7 +11,7 @@ enum Fault {
     Before,
     /// The same after it: the answer is lost.
     After,
-    /// QEMU does not answer in time, but does it.
+    /// QEMU does not answer in time, but does it. Files and the guest agent have done it or not.
     Late,
     /// QEMU ends, and is started again.
     End,
@@ -45,16 +45,20 @@ struct World {
 }
 
 fn desired() -> Desired {
-    let password = Password { secret: "s".into(), expiry: "never".into() };
     Desired {
         cpus: 1,
         ram: 1 << 30,
-        password: Some(DisplayPassword { protocol: "vnc", password }),
+        password: password("s", "never"),
         cds: cds(["", ""]),
         reset_counter: 3,
         reboot_counter: 5,
         paused: false,
     }
+}
+
+fn password(secret: &str, expiry: &str) -> Option<DisplayPassword> {
+    let password = Password { secret: secret.into(), expiry: expiry.into() };
+    Some(DisplayPassword { protocol: "vnc", password })
 }
 
 fn cds(texts: [&str; 2]) -> Vec<WantedCd> {
@@ -63,7 +67,13 @@ fn cds(texts: [&str; 2]) -> Vec<WantedCd> {
 }
 
 fn orders(desired: &Desired, start: &str) -> Orders {
-    Orders { start: start.into(), counter: desired.reset_counter, reboots: desired.reboot_counter, paused: false }
+    Orders {
+        start: start.into(),
+        counter: desired.reset_counter,
+        reboots: desired.reboot_counter,
+        paused: false,
+        is_in_doubt: false,
+    }
 }
 
 fn vm() -> VmSection {
@@ -203,8 +213,10 @@ impl World {
         };
         match fault {
             Some(Fault::After) => Err(Stopped),
-            Some(Fault::Late) => Ok(Err(Failure::Unanswered("QEMU did not answer in time".into()))),
-            Some(Fault::Before | Fault::End) | None => Ok(answer),
+            Some(Fault::Late) if matches!(action, Action::Send(_)) => {
+                Ok(Err(Failure::Unanswered("QEMU did not answer in time".into())))
+            }
+            Some(Fault::Before | Fault::Late | Fault::End) | None => Ok(answer),
         }
     }
 
@@ -228,10 +240,6 @@ impl World {
 
 /// Each operation of the agent: its name, the configuration before it, and the one that asks for it.
 fn cases() -> Vec<(&'static str, Desired, Desired)> {
-    let password = |secret: &str, expiry: &str| {
-        let password = Password { secret: secret.into(), expiry: expiry.into() };
-        Some(DisplayPassword { protocol: "vnc", password })
-    };
     let with_cds = |texts| Desired { cds: cds(texts), ..desired() };
     let paused = Desired { paused: true, ..desired() };
     vec![
@@ -330,6 +338,29 @@ fn an_operation_is_carried_out_whatever_happens_at_whichever_step() {
         }
     }
     assert!(hits > 100, "{hits}");
+}
+
+/// What was to be done is not wanted any more, and it is not known whether it was done.
+#[test]
+fn an_operation_in_doubt_is_taken_back() {
+    for (name, before, wanted) in cases() {
+        for fault in [Fault::Before, Fault::After, Fault::Late] {
+            for at in 0.. {
+                let mut world = World::running(before.clone());
+                world.fault = Some((at, fault));
+                let outcome = world.want(&wanted);
+                world.fault = None;
+                let Some(hit) = world.hit.take() else { break };
+                if outcome.is_ok() {
+                    world.want(&before).unwrap();
+                } else {
+                    world.desired = before.clone();
+                    world.connect().unwrap();
+                }
+                world.check(&format!("{name}, {fault:?} at {at}: {hit:?}"));
+            }
+        }
+    }
 }
 
 #[test]
@@ -555,10 +586,11 @@ enum Happening {
 
 fn a_configuration() -> impl Strategy<Value = Desired> {
     let text = || prop::sample::select(vec!["", "/a.iso", "/b.iso"]);
-    (1..=4_usize, 1..5_u64, [text(), text()], 3..6_u64, 5..8_u64, any::<bool>()).prop_map(
-        |(cpus, quarters, texts, reset_counter, reboot_counter, paused)| {
-            let cds = cds(texts);
-            Desired { cpus, ram: quarters << 28, cds, reset_counter, reboot_counter, paused, ..desired() }
+    let secret = prop::sample::select(vec!["a", "b"]);
+    (1..=4_usize, 1..5_u64, secret, [text(), text()], 3..6_u64, 5..8_u64, any::<bool>()).prop_map(
+        |(cpus, quarters, secret, texts, reset_counter, reboot_counter, paused)| {
+            let (password, cds) = (password(secret, "never"), cds(texts));
+            Desired { cpus, ram: quarters << 28, password, cds, reset_counter, reboot_counter, paused }
         },
     )
 }
@@ -602,33 +634,53 @@ impl World {
     }
 }
 
+impl World {
+    /// Lets all this happen, and the agent or QEMU start again when they end.
+    fn live(&mut self, happenings: Vec<Happening>, last: &Desired) {
+        for happening in happenings {
+            if self.happen(happening).is_err() {
+                match self.fault.take() {
+                    Some((_, Fault::End)) => self.start().unwrap(),
+                    _ => self.connect().unwrap(),
+                }
+            }
+        }
+        // In the end the guest does its part.
+        self.fault = None;
+        self.qemu.releases = true;
+        self.qemu.open("cd0");
+        self.events().unwrap();
+        self.after(RELEASE);
+        self.want(last).unwrap();
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_happens_qemu_becomes_as_the_configuration_wants_it(
         happenings in vec(happening(), 1..30), last in a_configuration()
     ) {
         let mut world = World::running(desired());
-        for happening in happenings {
-            if world.happen(happening).is_err() {
-                match world.fault.take() {
-                    Some((_, Fault::End)) => world.start().unwrap(),
-                    _ => world.connect().unwrap(),
-                }
-            }
-        }
-        // In the end the guest does its part.
-        world.fault = None;
-        world.qemu.releases = true;
-        world.qemu.open("cd0");
-        world.events().unwrap();
-        world.after(RELEASE);
-        world.want(&last).unwrap();
+        world.live(happenings, &last);
         prop_assert_eq!(world.qemu.present(), last.cpus);
         prop_assert_eq!(world.qemu.balloon, last.ram);
+        let Password { secret, expiry } = last.password.unwrap().password;
+        prop_assert_eq!(world.qemu.password.clone(), Some((secret, expiry)));
         for WantedCd { slot, text, .. } in &last.cds {
             prop_assert_eq!(world.qemu.file(&DeviceId::Cd(*slot).to_string()).unwrap_or_default(), text);
         }
         prop_assert_eq!(world.file.counter, last.reset_counter);
         prop_assert!(world.qemu.was_open);
+    }
+
+    /// Where nobody but the agent stops the guest, it executes as the configuration says.
+    #[test]
+    fn a_guest_executes_if_nobody_wants_it_paused(happenings in vec(happening(), 1..30), last in a_configuration()) {
+        let of_others = |happening: &Happening| matches!(happening, Happening::Status(_) | Happening::Reset);
+        let happenings = happenings.into_iter().filter(|happening| !of_others(happening)).collect();
+        let mut world = World::running(desired());
+        world.live(happenings, &last);
+        prop_assert_eq!(world.qemu.status == "running", !last.paused);
+        prop_assert_eq!(world.operations.executes(), Some(!last.paused));
     }
 }

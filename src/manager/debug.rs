@@ -203,6 +203,7 @@ fn wait(wait: &Wait) -> Value {
         Wait::ClaimInUse(key) => ("ClaimInUse", key),
         Wait::ClaimForeign(key, why) => (why.reason().as_str(), key),
         Wait::ClaimMissing(key) => ("ClaimMissing", key),
+        Wait::HelperNotReady(key) => ("HelperNotReady", key),
     };
     json!({ "for": why, "object": key.to_string() })
 }

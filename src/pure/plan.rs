@@ -21,10 +21,11 @@
 //!   most shorten its grace period to one second ([`force_stop`](mod@crate::power::force_stop)).
 //! - The manager creates no Pod while an object that the Pod mounts is being deleted or belongs to someone else. What it does not mount
 //!   holds up nothing ([`beside`]).
-//! - Every Pod of the VM counts, whatever its name is, whichever labels it lost and whatever made it ([`guests`]). Templates may name the
+//! - Every Pod of the VM counts, whatever its name is, whichever labels it lost and whatever made it ([`instances`]). Templates may name the
 //!   Pod otherwise, or render a maker of Pods (a StatefulSet) instead of it. The new one is created only when the old Pod, and everything
 //!   that may make it again, is gone. So changed templates neither end a guest nor start a second one.
-//! - The manager creates no Pod while a Pod of others can write to the VM's claims.
+//! - The manager creates no Pod while a Pod of others can write to the VM's claims, and none that could write to a claim beside any other
+//!   ([`Instances::writer_beside`]). Pods that serve disks are [`helpers`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +51,8 @@ mod action;
 pub mod beside;
 pub mod conflict;
 pub mod effect;
-pub mod guests;
+mod helpers;
+pub mod instances;
 pub mod kinds;
 mod metadata;
 pub mod pending;
@@ -65,7 +67,7 @@ pub use self::{
 };
 use self::{
     beside::is_beside,
-    guests::Guests,
+    instances::Instances,
     preconditions::preconditions,
     unstarted::{late_at, untaken_at},
 };
@@ -148,7 +150,7 @@ impl Plan {
             Wait::ClaimMissing(_) | Wait::ClaimForeign(..) | Wait::ClaimInUse(_) => true,
             Wait::NotOurs(key) => !is_beside(key, rendered),
             Wait::Gone(key) => !goes_with_guest(key) && !is_beside(key, rendered),
-            Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => false,
+            Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) | Wait::HelperNotReady(_) => false,
         })
     }
 
@@ -167,7 +169,8 @@ impl Plan {
             | Wait::Retry(_)
             | Wait::ClaimInUse(_)
             | Wait::ClaimForeign(..)
-            | Wait::ClaimMissing(_) => None,
+            | Wait::ClaimMissing(_)
+            | Wait::HelperNotReady(_) => None,
         })
     }
 
@@ -221,7 +224,7 @@ struct Planner<'a> {
     vm: &'a VirtualMachine,
     observed: &'a Observed,
     rendered: Option<&'a [Rendered]>,
-    guests: Guests<'a, 'a>,
+    instances: Instances<'a, 'a>,
     /// Whether an object without an owner becomes the VM's.
     adopts: bool,
     plan: Plan,
@@ -229,8 +232,8 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(vm: &'a VirtualMachine, observed: &'a Observed, rendered: Option<&'a [Rendered]>) -> Self {
-        let guests = Guests::new(vm, observed);
-        let (pod, previous) = (guests.pod().map(AsRef::as_ref), guests.previous().map(AsRef::as_ref));
+        let instances = Instances::new(vm, observed);
+        let (pod, previous) = (instances.active().map(AsRef::as_ref), instances.previous().map(AsRef::as_ref));
         let power = power(vm, pod, previous, observed.now);
         // A Pod that a controller creates is created again by the controller, not by the manager.
         let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
@@ -241,7 +244,7 @@ impl<'a> Planner<'a> {
         if let Some(end) = plan.power.until.in_force.as_ref().map(|it| it.until.0) {
             plan.requeue_at(end, observed.now);
         }
-        Self { vm, observed, rendered, guests, adopts: false, plan }
+        Self { vm, observed, rendered, instances, adopts: false, plan }
     }
 
     /// The plan, without the restart of a guest that would not come back, and with what it presumes.
@@ -302,7 +305,7 @@ impl<'a> Planner<'a> {
         match claims::whose(self.vm, self.observed, found) {
             claims::Whose::Own | claims::Whose::Former => true,
             claims::Whose::Free => {
-                let is_in_use = self.guests.strangers().any(|pod| {
+                let is_in_use = self.instances.strangers().any(|pod| {
                     let mut mounted = pod.mounted_claims();
                     mounted.any(|(claim, writes)| writes && claim == object.key.name)
                 });
@@ -330,11 +333,11 @@ impl<'a> Planner<'a> {
     fn take_down_makers(&mut self) {
         // While templates can't be rendered, only what runs a guest is certainly not a helper.
         let is_known = |maker: &&Arc<Object>| {
-            self.rendered.is_some() || is_runtime_object(maker) || self.guests.pods_of(maker).next().is_some()
+            self.rendered.is_some() || is_runtime_object(maker) || self.instances.pods_of(maker).next().is_some()
         };
-        let makers = self.guests.makers().filter(|maker| !self.is_rendered(&maker.key)).filter(is_known);
+        let makers = self.instances.makers().filter(|maker| !self.is_rendered(&maker.key)).filter(is_known);
         for maker in makers.cloned().collect::<Vec<_>>() {
-            let pods: Vec<_> = self.guests.pods_of(&maker).collect();
+            let pods: Vec<_> = self.instances.pods_of(&maker).collect();
             let runs = pods.iter().any(|pod| pod.deleting.is_none() && !pod.has_ended());
             let is_replaced = self.is_replaced(&maker) || pods.iter().any(|pod| self.is_replaced(pod));
             let reason = match self.plan.power.wanted {
@@ -354,10 +357,10 @@ impl<'a> Planner<'a> {
     /// [`Self::runtime_object`] waits for it.
     fn wait_for_previous_pod(&mut self) {
         if self.is_up_wanted() {
-            let waits = self.guests.previous_makers().map(|maker| Wait::Gone(maker.key.clone()));
+            let waits = self.instances.previous_makers().map(|maker| Wait::Gone(maker.key.clone()));
             self.plan.waits.extend(waits);
         }
-        if let Some(previous) = self.guests.previous()
+        if let Some(previous) = self.instances.previous()
             && self.is_up_wanted()
             && !self.is_runtime_key(&previous.key)
         {
@@ -367,14 +370,14 @@ impl<'a> Planner<'a> {
 
     /// Waits for Pods that are not the VM's and can write to its disks. The manager does not delete them.
     fn wait_for_others(&mut self) {
-        if self.is_up_wanted() && self.guests.pod().is_none() {
+        if self.is_up_wanted() && self.instances.active().is_none() {
             self.wait_for_strangers();
         }
     }
 
     /// A guest that is taken down for a restart would wait for them, too.
     fn hold_restart_for_others(&mut self) {
-        if self.guests.pod().is_some() && self.plan.restarted().next().is_some() {
+        if self.instances.active().is_some() && self.plan.restarted().next().is_some() {
             self.wait_for_strangers();
         }
     }
@@ -382,7 +385,7 @@ impl<'a> Planner<'a> {
     fn wait_for_strangers(&mut self) {
         // What has the key of a rendered object is refused anyway.
         let is_found = |pod: &Object| self.is_runtime_key(&pod.key) && self.observed.get(&pod.key).is_some();
-        let strangers: Vec<_> = self.guests.strangers().filter(|pod| !is_found(pod)).cloned().collect();
+        let strangers: Vec<_> = self.instances.strangers().filter(|pod| !is_found(pod)).cloned().collect();
         for pod in strangers {
             self.plan.waits.push(Wait::ClaimInUse(pod.key.clone()));
             self.look_again();
@@ -396,6 +399,7 @@ impl<'a> Planner<'a> {
 
     /// The objects that exist only while the VM runs.
     fn runtime_objects(&mut self) {
+        self.helpers();
         let rendered = self.rendered.unwrap_or_default();
         let may_start = self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered));
         let unrendered: Vec<&Arc<Object>> = self.unrendered_pods().collect();
@@ -406,7 +410,7 @@ impl<'a> Planner<'a> {
         for pod in &unrendered {
             self.unrendered_pod(pod);
         }
-        for object in self.runtime_rendered() {
+        for object in self.runtime_rendered().filter(|object| !object.is_helper) {
             match self.existing(object) {
                 Existing::Absent if self.is_up_wanted() && !unrendered.is_empty() => {
                     self.wait_for_unrendered_pods(object, &unrendered);
@@ -443,8 +447,8 @@ impl<'a> Planner<'a> {
 
     fn existing(&self, object: &Rendered) -> Existing<'a> {
         let Some(found) = self.observed.get(&object.key) else { return Existing::Absent };
-        if !object.key.is_claim() && !self.guests.contains(found) {
-            match self.guests.whose(found) {
+        if !object.key.is_claim() && !self.instances.contains(found) {
+            match self.instances.whose(found) {
                 Whose::Vm => {}
                 // The garbage collector deletes it. The watch reports when it is gone.
                 Whose::Former => return Existing::Deleting(found),
@@ -464,8 +468,9 @@ impl<'a> Planner<'a> {
     /// The objects of the VM that templates rendered once and do not render any more: no claims, which are kept, and neither the Pods of
     /// guests nor what makes them, which follow the VM's power.
     fn unrendered(&self) -> impl Iterator<Item = &'a Arc<Object>> {
-        let is_of_guest =
-            |object: &Object| self.guests.contains(object) || self.guests.makers().any(|maker| maker.uid == object.uid);
+        let is_of_guest = |object: &Object| {
+            self.instances.contains(object) || self.instances.makers().any(|maker| maker.uid == object.uid)
+        };
         self.observed.objects.iter().filter(move |object| {
             object.is_made_for(self.vm)
                 && !object.key.is_claim()
@@ -499,7 +504,7 @@ impl<'a> Planner<'a> {
     fn unrendered_pods(&self) -> impl Iterator<Item = &'a Arc<Object>> {
         let is_maker =
             |object: &Rendered| !object.key.is_pod() && matches!(self.existing(object), Existing::Present(_));
-        let is_left = || self.guests.makers().any(|maker| !self.is_rendered(&maker.key));
+        let is_left = || self.instances.makers().any(|maker| !self.is_rendered(&maker.key));
         let is_of_rendered = move |pod: &Object| {
             let makers: Vec<_> = self.observed.makers_of(pod).collect();
             // A maker that can't be read is known by its owner reference alone, and what made that is not known.
@@ -508,7 +513,7 @@ impl<'a> Planner<'a> {
                 && (makers.iter().any(|maker| self.is_rendered(&maker.key))
                     || is_unknown && !is_left() && self.runtime_rendered().any(is_maker))
         };
-        self.guests.pods.clone().into_iter().filter(move |pod| !self.is_runtime_key(&pod.key) && !is_of_rendered(pod))
+        self.instances.guests().filter(move |pod| !self.is_runtime_key(&pod.key) && !is_of_rendered(pod))
     }
 
     /// A Pod that other templates or another release made. Changed templates never end a guest; a person does, and a restart if the
@@ -530,7 +535,7 @@ impl<'a> Planner<'a> {
         };
         match self.observed.makers_of(pod).last() {
             // The Pod would be made again. The garbage collector deletes it with its maker.
-            Some(_) if self.guests.is_taken_down(pod) => self.plan.waits.push(Wait::Gone(pod.key.clone())),
+            Some(_) if self.instances.is_taken_down(pod) => self.plan.waits.push(Wait::Gone(pod.key.clone())),
             Some(maker) if maker.deleting.is_none() => self.plan.waits.push(Wait::NotOurs(maker.key.clone())),
             Some(_) | None => self.delete_and_wait(pod, reason),
         }
@@ -582,14 +587,23 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Creates the object, unless another Pod can write to a claim of it.
     fn create_runtime_object(&mut self, object: &Rendered) {
+        if let Some(writer) = self.instances.writer_beside(object) {
+            if object.is_helper && self.instances.contains(writer) {
+                // It gets the disk when that Pod is gone.
+                return api::pending::add(&mut self.plan.pending, [pending::created_after_pod(object, writer)]);
+            }
+            self.plan.waits.push(Wait::ClaimInUse(writer.key.clone()));
+            return self.look_again();
+        }
         let object = metadata::with_restart(object, self.vm.annotations().get(RESTARTED_ANNOTATION));
         let object = if object.key.is_pod() { metadata::with_images(object) } else { object };
         self.plan.steps[1].push(Action::Apply { object, uid: None });
     }
 
     fn keep_runtime_object(&mut self, object: &Rendered, found: &Arc<Object>) {
-        if object.key.is_pod() {
+        if object.key.is_pod() && !object.is_helper {
             self.forget_retry_of_lasting_pod();
             for late in [late_at(found), untaken_at(found)].into_iter().flatten() {
                 if late > self.observed.now {
@@ -707,7 +721,7 @@ impl<'a> Planner<'a> {
         let is_taken =
             || object.key.is_claim() && !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);
         // While the VM has no Pod, what lasts longer is as its next Pod wants it. Nothing else applies it then.
-        let is_start = object.lifetime != Lifetime::Running && self.guests.pods.is_empty();
+        let is_start = object.lifetime != Lifetime::Running && self.instances.guests().next().is_none();
         let update = match object.update {
             Update::AtStart if is_start => Update::Live,
             update => update,

@@ -29,7 +29,7 @@ pub mod hidden;
 pub mod kept;
 mod legacy;
 mod library;
-mod mounts;
+pub(crate) mod mounts;
 pub(crate) mod networks;
 pub mod outline;
 pub mod output;

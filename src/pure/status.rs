@@ -45,7 +45,7 @@ use crate::{
     object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
     ownership::{OF_GUEST, is_said_by_runner},
-    plan::{Plan, Wait, beside::is_beside, guests::Guests, kinds},
+    plan::{Plan, Wait, beside::is_beside, instances::Instances, kinds},
     power::{
         WantedPower,
         until::{self, Misuse, Until},
@@ -125,11 +125,11 @@ struct Pods<'a> {
 
 impl<'a> Pods<'a> {
     fn new(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Self {
-        let guests = Guests::new(vm, observed);
-        let own = guests.pod().map(AsRef::as_ref);
+        let instances = Instances::new(vm, observed);
+        let own = instances.active().map(AsRef::as_ref);
         let is_awaited = |pod: &&Object| plan.waits.iter().any(|wait| is_deletion(wait) && *wait.key() == pod.key);
-        let previous = guests.previous().map(AsRef::as_ref).filter(is_awaited);
-        let second = own.and_then(|_| guests.second()).map(AsRef::as_ref);
+        let previous = instances.previous().map(AsRef::as_ref).filter(is_awaited);
+        let second = own.and_then(|_| instances.second()).map(AsRef::as_ref);
         Self { own, previous: previous.filter(|_| own.is_none()), second }
     }
 }
@@ -138,9 +138,12 @@ impl<'a> Pods<'a> {
 fn is_deletion(wait: &Wait) -> bool {
     match wait {
         Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) => true,
-        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimForeign(..) | Wait::ClaimMissing(_) => {
-            false
-        }
+        Wait::NotOurs(_)
+        | Wait::Retry(_)
+        | Wait::ClaimInUse(_)
+        | Wait::ClaimForeign(..)
+        | Wait::ClaimMissing(_)
+        | Wait::HelperNotReady(_) => false,
     }
 }
 
@@ -498,8 +501,8 @@ fn not_rendered(reconciled: &Reconciled<'_>, error: &TemplateError) -> Problem {
     match (&reconciled.vm.spec.invalid, reconciled.source.refused) {
         (Some(invalid), _) => Problem::new(Reason::InvalidSpec, &invalid.message),
         (None, _) if error.not_allowed => {
-            let guests = Guests::new(reconciled.vm, reconciled.observed);
-            let runs = guests.pod().is_some_and(|pod| pod.deleting.is_none());
+            let instances = Instances::new(reconciled.vm, reconciled.observed);
+            let runs = instances.active().is_some_and(|pod| pod.deleting.is_none());
             let end = if runs { ". The guest goes on as it was started; it will not be started again" } else { "" };
             Problem::new(Reason::NotAllowed, format!("{}{end}", error.message))
         }

@@ -124,6 +124,7 @@ mod tests {
             patches: Vec::new(),
             runner: String::new(),
             lifetime: Lifetime::Vm,
+            is_helper: false,
             update: Update::Live,
             hash: String::new(),
             value: Arc::new(json!({})),

@@ -7,7 +7,7 @@ use tracing::debug;
 use super::{Reconciler, Turn, observe::View};
 use crate::{
     cluster::ActionError,
-    plan::{Fact, Otherwise, Part, Plan, Precondition, guests},
+    plan::{Fact, Otherwise, Part, Plan, Precondition, instances},
 };
 
 /// What becomes of a plan.
@@ -55,7 +55,7 @@ impl Reconciler {
         let (cluster, vm) = (&self.cluster, &*view.vm);
         match fact {
             Fact::AgentsTurn => {
-                Ok(guests::pod(vm, &view.observed).is_some_and(|pod| self.agents.may_begin(&turn.name, pod)))
+                Ok(instances::active(vm, &view.observed).is_some_and(|pod| self.agents.may_begin(&turn.name, pod)))
             }
             Fact::SourcesAllowed { is_restart } => {
                 let label = &turn.inputs.config.cloud_init_label;

@@ -14,7 +14,7 @@ use crate::{
     },
     object::{Rendered, pods, reports as report_kind},
     observed::Observed,
-    plan::{guests, kinds},
+    plan::{instances, kinds},
     render::{TemplateError, TemplateSet},
     status::{UsedTemplates, reports},
 };
@@ -76,7 +76,7 @@ impl Reconciler {
             }
         };
         let observed = self.with_others(&view.vm, view.observed, view.rendered.as_deref().ok()).await;
-        self.agents.observe(&turn.name, || guests::pod(&view.vm, &observed).map(AsRef::as_ref));
+        self.agents.observe(&turn.name, || instances::active(&view.vm, &observed).map(AsRef::as_ref));
         Ok(View { observed, ..view })
     }
 
@@ -112,7 +112,7 @@ impl Reconciler {
         let allowed = &inputs.config.allowed_kinds;
         let (allowed, refused): (Vec<_>, Vec<_>) =
             kinds.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
-        let has_pod = guests::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
+        let has_pod = instances::active(vm, &children.observe(vm, Timestamp::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
         unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
     }

@@ -24,7 +24,7 @@ use crate::{
     object::{is_workload, reports as report_kind},
     observed::{NodeState, Object, Observed},
     ownership::{has_fields_of_runner, status_differs, trim},
-    plan::{Plan, guests},
+    plan::{Plan, instances},
     process::ErrorChain,
     schedule::{self, Persistence},
     status::{
@@ -102,7 +102,7 @@ impl Reconciler {
         if conditions::is_true(&draft.status.conditions, READY) && vm.metadata.deletion_timestamp.is_none() {
             return Explained { wanted: draft.status, look: None };
         }
-        let pod = guests::pod(vm, observed).map(AsRef::as_ref);
+        let pod = instances::active(vm, observed).map(AsRef::as_ref);
         let names: BTreeSet<String> = claims::possible_names(vm).collect();
         let own = observed.objects.iter().filter(|object| object.key.is_claim() && names.contains(&object.key.name));
         let own = own.map(|claim| Object::clone(claim)).collect();

@@ -11,6 +11,8 @@
 //! | with the VM's name and the VM as its owner, made by another program | the VM's own, made again by a person or a backup: a copy has another name |
 //! | of a StatefulSet with the VM's name, while no manager of ours has said anything of the VM | so the VM-Operator in Java and releases before 3.4 made it |
 //!
+//! A Pod to which the manager gave a role beside the guest's own Pod is none of these, unless the status says so.
+//!
 //! A Pod that the manager gave to another VM is never this one's ([`Object::whose`]).
 
 use kube::{
@@ -72,6 +74,9 @@ fn how_sure(vm: &VirtualMachine, pod: &ObjectMeta) -> Option<Sure> {
     if is_of_vm && is(status.and_then(|status| status.pod_uid.as_ref())) {
         return Some(Sure::Reported);
     }
+    if pod.given_role().is_some() {
+        return None;
+    }
     if pod.is_given_to(vm) {
         return Some(if is_named { Sure::MadeNamed } else { Sure::Made });
     }
@@ -90,7 +95,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{object::INSTANCE_LABEL, test_support::vm};
+    use crate::{
+        object::{INSTANCE_LABEL, ROLE_ANNOTATION},
+        test_support::vm,
+    };
 
     /// Who wrote a Pod.
     #[derive(Clone, Copy, PartialEq)]
@@ -136,6 +144,13 @@ mod tests {
         // What `kubectl debug --copy-to` and a person make.
         let copy = |by| pod("a-copy", APP_NAME, apple, by);
         let renamed = || pod("apple-vm", APP_NAME, apple, Manager);
+        let helper = || {
+            let mut helper = pod("apple-disks", APP_NAME, apple, Manager);
+            helper["metadata"]["annotations"] = json!({ ROLE_ANNOTATION: "helper" });
+            helper["metadata"]["managedFields"][0]["fieldsV1"]["f:metadata"]["f:annotations"] =
+                json!({ format!("f:{ROLE_ANNOTATION}"): {} });
+            helper
+        };
         let of_set = || pod("apple-0", APP_NAME, Some(("StatefulSet", "apple", "set-uid")), Person);
         let of_helm = || pod("apple-web-1", "nginx", Some(("ReplicaSet", "apple-web", "rs-uid")), Person);
         let database = || pod("apple-0", "postgresql", Some(("StatefulSet", "apple", "set-uid")), Person);
@@ -161,6 +176,9 @@ mod tests {
             // Made again by a person, or reset.
             (vec![again(Person)], none.clone(), Some("apple")),
             (vec![again(Nobody)], none.clone(), Some("apple")),
+            // It helps the guest, which has not started yet.
+            (vec![helper()], none.clone(), None),
+            (vec![helper(), renamed()], none.clone(), Some("apple-vm")),
             // Templates name it.
             (vec![copy(Person), renamed()], none.clone(), Some("apple-vm")),
             (vec![again(Person), renamed()], none.clone(), Some("apple-vm")),

@@ -20,14 +20,14 @@
 //! A Pod that is not proven to be the VM's ([`Object::is_given_to`]) and that the status of another VM names is that one's
 //! ([`crate::cluster`] leaves it out).
 //!
-//! A Pod that something else made (a StatefulSet) is the VM's if that is ([`crate::plan::guests`]).
+//! A Pod that something else made (a StatefulSet) is the VM's if that is ([`crate::plan::instances`]).
 
 use kube::ResourceExt;
 
 use super::{Json, Object};
 use crate::{
     api::VirtualMachine,
-    object::{HASH_ANNOTATION, INSTANCE_LABEL, is_workload},
+    object::{HASH_ANNOTATION, INSTANCE_LABEL, ROLE_ANNOTATION, Role, is_workload},
     ownership::origin::{Origin, has_name, has_owner},
 };
 
@@ -91,6 +91,14 @@ impl Object {
     pub fn is_given_to(&self, vm: &VirtualMachine) -> bool {
         let uid = vm.uid().unwrap_or_default();
         self.origin == Origin::Manager && self.is_owned_by(&uid) && self.has_given(&uid)
+    }
+
+    /// The role that the manager has given the Pod. What anybody else writes into the annotation says nothing.
+    pub fn given_role(&self) -> Option<Role> {
+        let role = Role::parse(self.annotations.get(ROLE_ANNOTATION)?)?;
+        let field = format!("f:{ROLE_ANNOTATION}");
+        let has_given = |fields: &Json| !fields.value()["f:metadata"]["f:annotations"][field.as_str()].is_null();
+        (self.origin == Origin::Manager && self.key.is_pod() && self.given().any(has_given)).then_some(role)
     }
 
     /// Whether the manager, or the predecessor, made the object for the VM: what is deleted when no template renders it any more. What only

@@ -93,7 +93,7 @@ pub enum DeleteReason {
     Ended,
     /// A forced stop was requested: the Pod does not wait for its guest.
     Force,
-    /// No guest has started in the Pod, and it is not as rendered any more.
+    /// No guest has started in the Pod, or it is a helper of which no guest has anything now, and it is not as rendered any more.
     Changed,
     /// No template renders the object any more.
     NotRendered,
@@ -118,6 +118,8 @@ pub enum Wait {
     ClaimForeign(ObjectKey, Foreign),
     /// The claim existed and does not exist any more. A person must restore it or give it up.
     ClaimMissing(ObjectKey),
+    /// A helper of the VM must be ready before the guest starts.
+    HelperNotReady(ObjectKey),
 }
 
 impl Wait {
@@ -131,7 +133,8 @@ impl Wait {
             | Self::Retry(key)
             | Self::ClaimInUse(key)
             | Self::ClaimForeign(key, _)
-            | Self::ClaimMissing(key) => key,
+            | Self::ClaimMissing(key)
+            | Self::HelperNotReady(key) => key,
         }
     }
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Plan, guests,
+    Plan, instances,
     metadata::{FOR_KUBELET, OF_WHOLE_OBJECT},
     pending::{self, Difference, Path, Step},
     plan,
@@ -154,7 +154,7 @@ pub fn effect(input: Input<'_>) -> Effect {
     for action in after.steps.iter().flatten().filter(is_new) {
         found.action(action);
     }
-    let pod = guests::pod(vm, observed).filter(|pod| pod.deleting.is_none() && !pod.has_ended());
+    let pod = instances::active(vm, observed).filter(|pod| pod.deleting.is_none() && !pod.has_ended());
     let runs = pod.is_some() && !is_down;
     let already = vm.status.as_ref().map(|status| status.pending_changes.as_slice()).unwrap_or_default();
     let waits = |change: &PendingChange| {

@@ -1,6 +1,7 @@
 mod agent;
 mod claims;
-mod guests;
+mod helpers;
+mod instances;
 mod preconditions;
 mod retry;
 

@@ -7,7 +7,7 @@ use crate::{
     api::{PowerState, VirtualMachine, status::whole_seconds},
     object::STATE_UNTIL_ANNOTATION,
     observed::Observed,
-    plan::guests::Guests,
+    plan::instances::Instances,
     test_support::{applied, noon, nothing, rendered, set_by, stored, vm},
 };
 
@@ -29,8 +29,8 @@ fn with_pod() -> Observed {
 }
 
 fn decide(vm: &VirtualMachine, observed: &Observed) -> Power {
-    let guests = Guests::new(vm, observed);
-    power(vm, guests.pod().map(AsRef::as_ref), guests.previous().map(AsRef::as_ref), noon())
+    let instances = Instances::new(vm, observed);
+    power(vm, instances.active().map(AsRef::as_ref), instances.previous().map(AsRef::as_ref), noon())
 }
 
 fn shut_down(pod_uid: &str) -> Value {

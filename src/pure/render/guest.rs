@@ -281,4 +281,49 @@ mod tests {
             assert_eq!(error(&[("y.yaml.j2", &reads.replace("{name: a,", "{name: apple,"))]), None);
         }
     }
+
+    #[test]
+    fn one_helper_serves_a_disk_that_the_guest_does_not_mount() {
+        let without = "{% set pod %}{% include 'builtin/pod.yaml.j2' %}{% endset %}{% set pod = pod | from_yaml %}\napiVersion: v1\nkind: Pod\n\
+                       metadata: {name: apple}\nspec: {{ pod.spec | merge({'volumes': pod.spec.volumes | rejectattr('name', 'equalto', 'core-disk') | list}) }}\n";
+        let pod = |name: &str, role: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, annotations: {{{role}}}}}\nspec:\n  containers: [{{name: server, image: b}}]\n  \
+                 volumes: [{{name: d, persistentVolumeClaim: {{claimName: apple-core-disk}}}}]\n"
+            )
+        };
+        let helper = |name: &str| pod(name, "vmoperator.jdrupes.org/role: helper");
+        assert_eq!(error(&[("pod.yaml.j2", without), ("y.yaml.j2", &helper("server"))]), None);
+        let second = helper("second");
+        for (files, says) in [
+            (
+                vec![("pod.yaml.j2", without), ("y.yaml.j2", &pod("server", ""))],
+                "does not mount the claim apple-core-disk",
+            ),
+            (
+                vec![("y.yaml.j2", &helper("server"))],
+                "Pod server can write to a claim of the VM's disks beside Pod apple",
+            ),
+            (
+                vec![("pod.yaml.j2", without), ("y.yaml.j2", &helper("server")), ("z.yaml.j2", &second)],
+                "does not mount the claim apple-core-disk",
+            ),
+            (vec![("y.yaml.j2", &helper("apple"))], "Pod apple: a helper has another name than its VM"),
+            (
+                vec![("y.yaml.j2", &helper("server").replace("{name: server, image", "{name: vm-runner, image"))],
+                "Pod server: the guest runs in it, so it is no helper",
+            ),
+            (
+                vec![("y.yaml.j2", &pod("server", "vmoperator.jdrupes.org/role: target"))],
+                "Pod server: vmoperator.jdrupes.org/role is helper, not \"target\"",
+            ),
+            (
+                vec![("y.yaml.j2", &helper("server").replace("kind: Pod", "kind: ConfigMap"))],
+                "ConfigMap server: vmoperator.jdrupes.org/role is for Pods",
+            ),
+        ] {
+            let found = error(&files).unwrap_or_default();
+            assert!(found.contains(says), "{says}: {found}");
+        }
+    }
 }

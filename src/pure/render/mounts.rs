@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The claims that the Pods of an object mount, with whether they can write to them.
-pub(super) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
+pub(crate) fn mounted(object: &Rendered) -> impl Iterator<Item = (&str, bool)> {
     let volumes = pod_specs(object).into_iter().filter_map(|spec| spec["volumes"].as_array()).flatten();
     volumes.filter_map(|volume| {
         let claim = volume.get("persistentVolumeClaim")?;
@@ -99,11 +99,17 @@ pub(super) fn check<'a>(
         return Err(TemplateError::refused(&guest.template, message));
     }
     let exists = |name: &str| observed.claim(name).is_some();
+    let is_written = |object: &Rendered, name: &str| mounted(object).any(|(mounted, writes)| writes && mounted == name);
+    // One helper has the disk, and the guest gets it from there.
+    let is_served = |name: &str| {
+        let mut writers = objects.iter().filter(|object| is_written(object, name));
+        !is_mounted(guest, name) && writers.next().is_some_and(|it| it.is_helper) && writers.next().is_none()
+    };
     let reaches = |name: &str| {
         let mut runners = pod_specs(guest).into_iter().filter_map(|spec| Some((spec, runner_of(spec, &guest.runner)?)));
         runners.any(|(spec, runner)| writes(spec, runner, name))
     };
-    let lost = wanted.iter().find(|name| is_used(vm, name) && exists(name) && !reaches(name));
+    let lost = wanted.iter().find(|name| is_used(vm, name) && exists(name) && !reaches(name) && !is_served(name));
     if let Some(name) = lost {
         let message = if is_mounted(guest, name) {
             format!(
@@ -114,7 +120,7 @@ pub(super) fn check<'a>(
         } else {
             format!(
                 "{} does not mount the claim {name}, which the VM has: the guest would start without that disk; mount it, as \
-                 builtin/pod.yaml.j2 does with `disks` and `runnerData`",
+                 builtin/pod.yaml.j2 does with `disks` and `runnerData`, or have one helper serve it",
                 guest.key
             )
         };
@@ -122,13 +128,14 @@ pub(super) fn check<'a>(
     }
     check_containers(guest, &wanted)?;
     let writes_beside = |object: &&Cow<'_, Rendered>| {
-        object.key != guest.key && mounted(object).any(|(name, writes)| writes && wanted.contains(name))
+        let is_beside = |name: &str| wanted.contains(name) && !is_served(name);
+        object.key != guest.key && mounted(object).any(|(name, writes)| writes && is_beside(name))
     };
     match objects.iter().find(writes_beside) {
         Some(second) => {
             let message = format!(
                 "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all; what \
-                 fills a disk is an init container of the guest's Pod",
+                 fills a disk is an init container of the guest's Pod, and what serves one is the only helper that mounts it, while the guest does not",
                 second.key, guest.key
             );
             Err(TemplateError::refused(&second.template, message))

@@ -12,8 +12,8 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
-        VERSION_ANNOTATION, labels,
+        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, ROLE_ANNOTATION, Rendered, Role, UPDATE_ANNOTATION,
+        Update, VERSION_ANNOTATION, labels,
     },
     ownership::is_operators_name,
 };
@@ -24,6 +24,7 @@ const RESERVED_METADATA: [&str; 6] =
 
 /// What all objects of a VM have in common, and which kinds they may be.
 pub(super) struct Scope<'a> {
+    vm: String,
     namespace: Option<String>,
     labels: BTreeMap<String, String>,
     owner: Option<OwnerReference>,
@@ -35,7 +36,7 @@ pub(super) struct Scope<'a> {
 impl<'a> Scope<'a> {
     pub(super) fn of(vm: &VirtualMachine, runner: String, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&());
-        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, runner, kinds }
+        Self { vm: vm.name_any(), namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, runner, kinds }
     }
 
     /// Refuses what a template may not set.
@@ -74,6 +75,21 @@ impl<'a> Scope<'a> {
         }
     }
 
+    /// Whether the object is a Pod that helps the guest.
+    fn is_helper(&self, key: &ObjectKey, value: &Value) -> Result<bool, OutputError> {
+        let Some(role) = value["metadata"]["annotations"].get(ROLE_ANNOTATION) else { return Ok(false) };
+        let refused = |why: &str| Err(OutputError::at(ROLE_ANNOTATION, format!("{key}: {why}")));
+        match role.as_str().map(Role::parse) {
+            _ if !key.is_pod() => refused(&format!("{ROLE_ANNOTATION} is for Pods")),
+            Some(Some(Role::Helper)) if runs_guest(key, value, &self.runner) => {
+                refused("the guest runs in it, so it is no helper")
+            }
+            Some(Some(Role::Helper)) if key.name == self.vm => refused("a helper has another name than its VM"),
+            Some(Some(Role::Helper)) => Ok(true),
+            _ => refused(&format!("{ROLE_ANNOTATION} is helper, not {role}")),
+        }
+    }
+
     /// Sets namespace, labels and owner. An object that is kept has no owner, so that Kubernetes does not delete it with the VM.
     fn complete(&self, value: &mut Value, lifetime: Lifetime) {
         let metadata = map(value, "metadata");
@@ -99,6 +115,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     let key = key(&value)?;
     scope.check(&key, &value)?;
     let (mut lifetime, mut update) = (lifetime(&key, &value)?, update(&key, &value)?);
+    let is_helper = scope.is_helper(&key, &value)?;
     if !key.is_pod() && runs_guest(&key, &value, &scope.runner) {
         (lifetime, update) = (Lifetime::Running, Update::AtStart);
         follow_the_guest(&key, &mut value);
@@ -119,6 +136,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         runner: scope.runner.clone(),
         lifetime,
         update,
+        is_helper,
         hash,
         value: Arc::new(value),
     })

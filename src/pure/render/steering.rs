@@ -8,11 +8,12 @@ use serde_json::Value;
 
 use crate::{
     api::{ClaimMetadata, VirtualMachine},
-    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION},
+    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, ROLE_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION},
 };
 
 /// With [`SET_LABEL`] a ConfigMap would be a template set.
-const STEERING: [&str; 5] = [HASH_ANNOTATION, LIFETIME_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION];
+const STEERING: [&str; 6] =
+    [HASH_ANNOTATION, LIFETIME_ANNOTATION, ROLE_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION];
 
 /// The VM without steering annotations: in its own metadata, and in the labels, annotations and values of its spec.
 pub(super) fn without(vm: &VirtualMachine) -> Cow<'_, VirtualMachine> {
@@ -92,8 +93,7 @@ mod tests {
     #[test]
     fn what_a_vm_says_does_not_steer_the_manager() {
         let set = TemplateSet::layered(&[("x.yaml.j2".into(), COPIES.into())].into(), None).unwrap();
-        let steering =
-            json!({ LIFETIME_ANNOTATION: "keep", UPDATE_ANNOTATION: "once", HASH_ANNOTATION: "x", "mine": "y" });
+        let steering = json!({ LIFETIME_ANNOTATION: "keep", UPDATE_ANNOTATION: "once", ROLE_ANNOTATION: "helper", HASH_ANNOTATION: "x", "mine": "y" });
         let vm = vm(|vm| {
             vm["metadata"]["annotations"] = steering.clone();
             vm["spec"]["loadBalancerService"] = json!({ "annotations": steering });

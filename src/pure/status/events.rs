@@ -18,7 +18,7 @@ use crate::{
     },
     claims,
     object::{FORCE_STOP_ANNOTATION, STATE_UNTIL_ANNOTATION, is_workload},
-    plan::{Action, DeleteReason, Plan, guests},
+    plan::{Action, DeleteReason, Plan, instances},
     power::{force_stop::Misuse, is_report_of},
 };
 
@@ -109,7 +109,7 @@ fn guest_changed(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus) -> 
         |status: Option<&VirtualMachineStatus>| status.and_then(|status| status.phase.clone()).unwrap_or_default();
     let (old, new) = (phase(before), phase(Some(wanted)));
     let is = |text: &str, phase: Phase| text == phase.as_str();
-    let pod = guests::pod(vm, observed);
+    let pod = instances::active(vm, observed);
     let mut events = Vec::new();
     let mut add = |reason, note, action| events.push(Event { reason, note, action });
     if is(&new, Phase::Running) && ![Phase::Running, Phase::Paused, Phase::Unknown].iter().any(|phase| is(&old, *phase))

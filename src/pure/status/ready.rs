@@ -370,6 +370,10 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
             format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),
         ),
         (Ok(_), Some(Wait::ClaimForeign(claim, why))) => Problem::new(why.reason(), format!("{claim} {why}")),
+        (Ok(_), Some(Wait::HelperNotReady(key))) => {
+            let problem = reconciled.observed.get(key).and_then(|pod| problem_of_helper(reconciled, pod));
+            problem.unwrap_or_else(|| Problem::new(Reason::Starting, format!("waiting until {key} is ready")))
+        }
         (Ok(_), Some(Wait::ClaimMissing(claim))) => Problem::new(
             Reason::ClaimMissing,
             format!("{claim} with the VM's data does not exist any more: the condition StorageReady says what to do"),
@@ -438,6 +442,15 @@ fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<P
         .or_else(|| pause_after_shutdown(pod))
         .or_else(|| reported(vm, pod))
         .or_else(|| start_delayed(vm, pod, now))
+}
+
+/// Why a helper is not ready. The message names the Pod.
+fn problem_of_helper(reconciled: &Reconciled<'_>, pod: &Object) -> Option<Problem> {
+    let problem = unschedulable(reconciled.vm, pod)
+        .or_else(|| ended_pod(pod))
+        .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(reconciled.vm, pod, status)))
+        .or_else(|| start_delayed(reconciled.vm, pod, reconciled.observed.now))?;
+    Some(Problem { message: format!("{}: {}", pod.key, problem.message), ..problem })
 }
 
 fn unschedulable(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {

@@ -7,7 +7,7 @@
 //! | is of a legacy runner | | the status |
 //! | does not exist | the newest one says something | that |
 //!
-//! A report is about the Pod whose UID is its name, whatever owner and labels it has, and which Pods are the VM's decides [`Guests`]. When the Pod
+//! A report is about the Pod whose UID is its name, whatever owner and labels it has, and which Pods are the VM's decides [`Instances`]. When the Pod
 //! does not exist any more, a report is about the VM only if
 //!
 //! - the status of the VM names the Pod, and no other program made the report; or
@@ -27,7 +27,7 @@ use crate::{
     object::{self, ObjectKey, reports},
     observed::{Object, Observed, whose::is_named_by},
     ownership::{self, origin::Origin},
-    plan::{Plan, guests::Guests},
+    plan::{Plan, instances::Instances},
 };
 
 /// What the manager does about reports.
@@ -67,15 +67,15 @@ pub fn fold(vm: &VirtualMachine, observed: &Observed) -> Option<VirtualMachine> 
 }
 
 fn counting<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<(&'a Object, VmReportStatus)> {
-    let guests = Guests::new(vm, observed);
+    let instances = Instances::new(vm, observed);
     let with_words = |report: &'a Object| Some((report, said(report)?));
     let mut about: Vec<&Object> = observed.reports.iter().map(AsRef::as_ref).collect();
     about.retain(|report| {
         let is_left = is_without_pod(report, observed) && is_about(report, vm);
-        is_left || guests.pods.iter().any(|pod| pod.uid == report.key.name)
+        is_left || instances.guests().any(|pod| pod.uid == report.key.name)
     });
     about.sort_by_key(|report| std::cmp::Reverse((report.created, report.version)));
-    let Some(pod) = guests.pod() else { return about.first().and_then(|report| with_words(report)) };
+    let Some(pod) = instances.active() else { return about.first().and_then(|report| with_words(report)) };
     if pod.has_legacy_runner() {
         return None;
     }
@@ -115,8 +115,8 @@ pub fn is_of_pod(vm: &VirtualMachine, observed: &Observed) -> bool {
 /// Creates the reports of the Pods that run the VM's guest, and tells their runners what the plan says. While a VM is being deleted no
 /// report is created: the garbage collector would delete it.
 pub fn upkeep(vm: &VirtualMachine, observed: &Observed, plan: &Plan) -> Vec<ReportAction> {
-    let guests = Guests::new(vm, observed);
-    let pods = guests.pods.iter().filter(|pod| !pod.has_ended() && !pod.has_legacy_runner());
+    let instances = Instances::new(vm, observed);
+    let pods = instances.guests().filter(|pod| !pod.has_ended() && !pod.has_legacy_runner());
     pods.filter_map(|pod| {
         let ends = plan.force_stop.pod_uid.as_ref() == Some(&pod.uid);
         match observed.reports.iter().find(|report| report.key.name == pod.uid) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::observed::Object;
+use crate::{object::ROLE_ANNOTATION, observed::Object};
 
 /// The cluster, and a copy of the VM's Pod that a person made, changed by `edit`.
 fn with_copy(edit: impl Fn(&mut Object)) -> Observed {
@@ -61,4 +61,37 @@ fn ready_says_that_an_ended_pod_is_kept_for_a_claim() {
     let kept = "the Pod is kept, because claim apple-core-disk is being deleted";
     assert!(evicted(true).contains(kept) && !evicted(true).contains("; try "), "{}", evicted(true));
     assert!(!evicted(false).contains("is kept") && evicted(false).contains("no memory"), "{}", evicted(false));
+}
+
+#[test]
+fn a_helper_that_is_not_ready_is_named() {
+    let vm = vm(|_| ());
+    let mut objects = rendered(&vm, &nothing());
+    objects.retain(|object| !object.key.is_pod());
+    let mut helper = rendered(&vm, &nothing()).into_iter().find(|object| object.key.is_pod()).unwrap();
+    (helper.key.name, helper.is_helper) = ("apple-disks".into(), true);
+    let value = Arc::make_mut(&mut helper.value);
+    value["metadata"]["name"] = json!("apple-disks");
+    value["metadata"]["annotations"][ROLE_ANNOTATION] = json!("helper");
+    value["spec"] = json!({ "containers": [{ "name": "server", "image": "x" }] });
+    objects.push(helper);
+    let waiting = json!({ "containerStatuses": [{ "name": "server", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } } }] });
+    for (pod_status, says) in [
+        (json!({}), "Starting: waiting until Pod apple-disks is ready"),
+        (waiting, "ImagePullFailed: Pod apple-disks: server: ImagePullBackOff"),
+    ] {
+        let observed = applied(&objects, |kind, object| {
+            if kind == "Pod" {
+                object["status"] = pod_status.clone();
+            }
+        });
+        let plan = plan(&vm, &observed, Some(&objects));
+        let (source, outcome) = (UsedTemplates::default(), Outcome::default());
+        let reconciled =
+            Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Ok(&objects), outcome: &outcome, source };
+        let status = status(&reconciled);
+        let ready = conditions::find(&status.conditions, READY).unwrap();
+        let found = format!("{}: {}", ready.reason, ready.message);
+        assert!(found.starts_with(says), "{says}: {found}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Which Pods are the VM's, and what makes them.
 
 use super::*;
-use crate::{ownership::origin::Origin, plan::guests::Guests};
+use crate::{ownership::origin::Origin, plan::instances::Instances};
 
 /// The owner references that the StatefulSet controller gives a Pod.
 fn by_set(uid: &str) -> Value {
@@ -339,11 +339,15 @@ fn what_only_says_that_it_is_the_vms_makes_strangers_and_is_never_deleted() {
         for kind in ["StatefulSet", "Job"] {
             let observed = with_maker(kind, runtime, edit);
             let running = vm(|_| ());
-            let guests = Guests::new(&running, &observed);
-            assert_eq!((guests.strangers().count(), guests.makers().count()), (strangers, makers), "{kind} {what}");
-            assert_eq!(guests.pod().unwrap().key.name, "apple", "{kind} {what}");
+            let instances = Instances::new(&running, &observed);
+            assert_eq!(
+                (instances.strangers().count(), instances.makers().count()),
+                (strangers, makers),
+                "{kind} {what}"
+            );
+            assert_eq!(instances.active().unwrap().key.name, "apple", "{kind} {what}");
             if strangers > 0 {
-                assert_eq!(guests.second().unwrap().key.name, "nightly-x", "{kind} {what}");
+                assert_eq!(instances.second().unwrap().key.name, "nightly-x", "{kind} {what}");
                 for vm in [running.clone(), stopped()] {
                     let deleted: Vec<_> =
                         decide(&vm, &observed).into_iter().filter(|it| it.contains("nightly")).collect();
@@ -364,12 +368,12 @@ fn the_pods_of_what_a_helper_makes_are_no_strangers() {
     observed.objects.retain(|object| object.key.name != "nightly-x");
     observed.objects.extend(job.objects.into_iter().filter(|object| object.key.name.starts_with("nightly")));
     let running = vm(|_| ());
-    assert_eq!(Guests::new(&running, &observed).strangers().count(), 0);
+    assert_eq!(Instances::new(&running, &observed).strangers().count(), 0);
     // The Job of a person, who says that the CronJob made it but has not its UID.
     for object in observed.objects.iter_mut().filter(|object| object.key.kind == "CronJob") {
         Arc::make_mut(object).uid = "another".into();
     }
-    assert_eq!(Guests::new(&running, &observed).strangers().count(), 1);
+    assert_eq!(Instances::new(&running, &observed).strangers().count(), 1);
 }
 
 #[test]
@@ -382,8 +386,12 @@ fn a_pod_without_proof_is_the_guests_only_with_the_name_of_the_rendered_one() {
     for (names, is_own) in [(None, true), (Some("apple"), true), (Some("apple-x"), false)] {
         observed.pod_names = names.map(|name| vec![name.to_owned()]);
         let running = vm(|_| ());
-        let guests = Guests::new(&running, &observed);
-        assert_eq!((guests.pod().is_some(), guests.strangers().count()), (is_own, usize::from(!is_own)), "{names:?}");
+        let instances = Instances::new(&running, &observed);
+        assert_eq!(
+            (instances.active().is_some(), instances.strangers().count()),
+            (is_own, usize::from(!is_own)),
+            "{names:?}"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! The Pods in which a guest of a VM may run, and what makes them.
+//! The Pods of a VM, what each is for, and what makes them.
 //!
 //! Identity does not hang on labels, because anybody may change them ([`crate::observed::whose`]):
 //!
@@ -9,58 +9,115 @@
 //! | is a former VM's of the same name, or made by something that is | "previous": it must end first |
 //! | any other, that can write to a claim | a stranger: nothing is started beside it, and it is never deleted |
 //!
-//! A guest runs in a Pod if its label, its name or its container says so, or if it can write to a claim of the VM. Other Pods that templates
-//! render are objects like any other, and so are the Pods of what the manager has made for longer than the VM runs, such as a Job that makes
-//! backups. What only says that it is such a Job may be a person's, so its Pods are strangers.
+//! | one of the VM's Pods | has the role |
+//! |---|---|
+//! | has it from the manager ([`Object::given_role`]), has no container of the runner, and the VM's status does not name it | helper, or target |
+//! | has the runner's label, name or container, or can write to a claim of the VM: the first, by whether it runs, whether the status names it, and its name | active |
+//! | the others of these | second |
+//! | any other that templates render | none: it is an object like any other |
+//!
+//! So are the Pods of what the manager has made for longer than the VM runs, such as a Job that makes backups. What only says that it is such a Job
+//! may be a person's, so its Pods are strangers.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc, vec};
 
 use kube::ResourceExt;
 
 use crate::{
     api::VirtualMachine,
-    object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, is_builtin_kind, is_workload},
+    claims,
+    object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, Rendered, Role, is_builtin_kind, is_workload},
     observed::{
         Object, Observed,
         whose::{Whose, is_named_by},
     },
     ownership::origin::Origin,
+    render::{mounts::mounted, pod::with_claims},
 };
 
+/// A Pod of the VM, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance<'a> {
+    /// The Pod.
+    pub pod: &'a Arc<Object>,
+    /// What it is for.
+    pub role: Role,
+}
+
 /// The Pods of a VM, and what makes them.
-pub struct Guests<'v, 'a> {
+pub struct Instances<'v, 'a> {
     vm: &'v VirtualMachine,
     name: String,
     observed: &'a Observed,
-    /// The VM's Pods; the one of which the status reports comes first.
-    pub pods: Vec<&'a Arc<Object>>,
+    /// The VM's Pods, the active one first.
+    all: Vec<Instance<'a>>,
 }
 
-/// The VM's Pod: the one that runs, if there are several.
-pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
-    Guests::new(vm, observed).pod()
+/// The VM's Pod in which its guest runs: the one that runs, if there are several.
+pub fn active<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+    Instances::new(vm, observed).active()
 }
 
-impl<'v, 'a> Guests<'v, 'a> {
+impl<'v, 'a> Instances<'v, 'a> {
     /// Finds the Pods.
     pub fn new(vm: &'v VirtualMachine, observed: &'a Observed) -> Self {
-        let mut guests = Self { vm, name: vm.name_any(), observed, pods: Vec::new() };
+        let found = Self { vm, name: vm.name_any(), observed, all: Vec::new() };
         let pods = observed.objects.iter().chain(&observed.others).filter(|object| object.key.is_pod());
-        guests.pods = pods.filter(|pod| guests.is_own(pod) && guests.is_guest(pod)).collect();
-        guests.pods.sort_by_key(|pod| {
-            (pod.has_ended(), pod.deleting.is_some(), !is_named_by(vm, &pod.uid), pod.key.name != guests.name)
+        let mut pods: Vec<_> = pods.filter(|pod| found.is_own(pod)).collect();
+        pods.sort_by_key(|pod| {
+            (pod.has_ended(), pod.deleting.is_some(), !is_named_by(vm, &pod.uid), pod.key.name != found.name)
         });
-        guests
+        let mut has_active = false;
+        let instances = pods.into_iter().filter_map(|pod| {
+            let role = match found.given_role(pod) {
+                Some(role) => role,
+                None if !found.is_guest(pod) => return None,
+                None if mem::replace(&mut has_active, true) => Role::Second,
+                None => Role::Active,
+            };
+            Some(Instance { pod, role })
+        });
+        let mut all: Vec<_> = instances.collect();
+        all.sort_by_key(|instance| instance.role != Role::Active);
+        Self { all, ..found }
     }
 
-    /// The Pod of which the status reports.
-    pub fn pod(&self) -> Option<&'a Arc<Object>> {
-        self.pods.first().copied()
+    /// The Pod in which the guest runs, of which the status reports.
+    pub fn active(&self) -> Option<&'a Arc<Object>> {
+        self.with_role(&|role| role == Role::Active).next()
+    }
+
+    /// The Pods in which a guest runs, may run or will run, the active one first.
+    pub fn guests(&self) -> vec::IntoIter<&'a Arc<Object>> {
+        self.with_role(&|role| role != Role::Helper)
+    }
+
+    /// The Pods that help the guest.
+    pub fn helpers(&self) -> vec::IntoIter<&'a Arc<Object>> {
+        self.with_role(&|role| role == Role::Helper)
+    }
+
+    fn with_role(&self, is: &dyn Fn(Role) -> bool) -> vec::IntoIter<&'a Arc<Object>> {
+        let found: Vec<_> = self.all.iter().filter(|it| is(it.role)).map(|it| it.pod).collect();
+        found.into_iter()
     }
 
     /// Whether the object is one of the VM's Pods.
     pub fn contains(&self, object: &Object) -> bool {
-        self.pods.iter().any(|pod| pod.uid == object.uid)
+        self.all.iter().any(|instance| instance.pod.uid == object.uid)
+    }
+
+    /// A Pod that can write to a disk to which the Pod that `object` is, or makes, could write, too. Two never write to one disk, so the object is
+    /// not made as long as there is one.
+    pub fn writer_beside(&self, object: &Rendered) -> Option<&'a Arc<Object>> {
+        let object = with_claims(object);
+        let disks: Vec<String> = claims::possible_names(self.vm).collect();
+        let is_disk = |claim: &str| disks.iter().any(|disk| disk == claim);
+        let written = mounted(&object).filter(|(claim, writes)| *writes && is_disk(claim)).map(|(claim, _)| claim);
+        let written: Vec<&str> = written.collect();
+        let own = self.all.iter().map(|instance| instance.pod).filter(|pod| !pod.has_ended());
+        let mut others = own.chain(self.strangers()).filter(|pod| pod.key != object.key);
+        others.find(|pod| pod.mounted_claims().any(|(claim, writes)| writes && written.contains(&&*claim)))
     }
 
     /// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
@@ -76,14 +133,14 @@ impl<'v, 'a> Guests<'v, 'a> {
         objects.filter(|object| {
             let makes_pods = is_workload(&object.key)
                 || super::is_runtime_object(object) && !is_builtin_kind(&object.key.types())
-                || self.pods.iter().any(|pod| self.is_made_by(pod, object));
+                || self.guests().any(|pod| self.is_made_by(pod, object));
             makes_pods && !object.key.is_pod() && self.is_vms(object)
         })
     }
 
     /// The VM's Pods that `maker` makes.
     pub fn pods_of(&self, maker: &Object) -> impl Iterator<Item = &'a Arc<Object>> + Clone {
-        let pods: Vec<_> = self.pods.iter().copied().filter(|pod| self.is_made_by(pod, maker)).collect();
+        let pods: Vec<_> = self.guests().filter(|pod| self.is_made_by(pod, maker)).collect();
         pods.into_iter()
     }
 
@@ -108,7 +165,7 @@ impl<'v, 'a> Guests<'v, 'a> {
 
     /// A Pod that can write to the disks of the VM beside its own one: another of its own, or a stranger.
     pub fn second(&self) -> Option<&'a Arc<Object>> {
-        let own = self.pods.iter().copied().skip(1).find(|pod| !pod.has_ended());
+        let own = self.guests().skip(1).find(|pod| !pod.has_ended());
         own.or_else(|| self.strangers().next())
     }
 
@@ -127,6 +184,12 @@ impl<'v, 'a> Guests<'v, 'a> {
             Some(names) => object.whose_with(self.vm, names),
             None => object.whose(self.vm),
         }
+    }
+
+    /// The role that the manager has given the Pod, if it can be true.
+    fn given_role(&self, pod: &Object) -> Option<Role> {
+        let role = pod.given_role().filter(|_| !is_named_by(self.vm, &pod.uid))?;
+        (role != Role::Helper || !self.is_runner(pod)).then_some(role)
     }
 
     fn is_own(&self, pod: &Object) -> bool {

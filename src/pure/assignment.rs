@@ -200,7 +200,8 @@ pub enum Use {
 impl Use {
     fn of(vm: &VirtualMachine, held: Option<&Held>, console: &Console) -> Self {
         let status = vm.status.as_ref();
-        let was_assigned = status.is_some_and(|status| status.used_uid.is_some() && status.used_uid == vm.metadata.uid);
+        let was_assigned =
+            status.is_some_and(|status| status.pools.used_uid.is_some() && status.pools.used_uid == vm.metadata.uid);
         let is_out = vm.labels().get(POOL_LABEL).is_some_and(|pool| !vm.spec.pools.contains(pool));
         let is_marked = vm.annotations().contains_key(UNUSED_ANNOTATION);
         if !is_marked || was_assigned || held.is_some() || is_out || console.was_used {
@@ -329,7 +330,7 @@ impl Member {
     pub fn new(vm: &VirtualMachine, start: Start) -> Self {
         let status = vm.status.as_ref();
         let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
-        let held = status.and_then(|status| status.assignment.as_ref()).and_then(Held::of);
+        let held = status.and_then(|status| status.pools.assignment.as_ref()).and_then(Held::of);
         let console = Console::of(vm);
         Self {
             name: vm.name_any(),
@@ -433,7 +434,8 @@ impl Console {
         // Without a guest that runs this is what an earlier runner wrote.
         let at_serial = status.filter(|_| has(running, "True")).map(|status| status.runner.serial_users.as_slice());
         let at_serial = at_serial.unwrap_or_default();
-        let users = status.iter().flat_map(|status| [&status.console_user, &status.runner.console_client]).flatten();
+        let users =
+            status.iter().flat_map(|status| [&status.display.console_user, &status.runner.console_client]).flatten();
         let users: Vec<String> = users.chain(at_serial).filter(|user| !user.is_empty()).cloned().collect();
         let is_viewed = has(console, "True") || !at_serial.is_empty();
         // Its node does not answer: somebody may be there.

@@ -249,7 +249,7 @@ fn square(vm: &VirtualMachine, pool: &str, pools: &Pools, now: Timestamp) -> Opt
 
 /// Whether the VM is on the administrators' page of pools.
 pub(super) fn is_of_pool(vm: &VirtualMachine) -> bool {
-    !vm.spec.pools.is_empty() || vm.status.as_ref().is_some_and(|status| status.assignment.is_some())
+    !vm.spec.pools.is_empty() || vm.status.as_ref().is_some_and(|status| status.pools.assignment.is_some())
 }
 
 #[cfg(test)]

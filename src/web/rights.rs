@@ -29,7 +29,7 @@ pub(super) fn own_rights(person: &Person, views: Views, namespace: &str, vm: &Vi
 
 /// The pool from which the person has the VM.
 pub(super) fn assigned_pool<'a>(person: &Person, vm: &'a VirtualMachine) -> Option<&'a str> {
-    let assignment = vm.status.as_ref()?.assignment.as_ref()?;
+    let assignment = vm.status.as_ref()?.pools.assignment.as_ref()?;
     if assignment.user.as_deref() == Some(person.user.as_str()) { assignment.pool.as_deref() } else { None }
 }
 
@@ -38,13 +38,14 @@ pub(super) fn console_user(vm: &VirtualMachine) -> Option<&str> {
     let status = vm.status.as_ref()?;
     // Whoever did not come through the relay is known by her address.
     let viewer = status.runner.console_client.as_deref().filter(|client| client.parse::<IpAddr>().is_err());
-    viewer.or(status.console_user.as_deref())
+    viewer.or(status.display.console_user.as_deref())
 }
 
 /// Whether the person may open the console now, if the VM's guest runs.
 pub(super) fn may_open(person: &Person, rights: &Rights, namespace: &str, vm: &VirtualMachine, store: &Store) -> bool {
     let Some(status) = &vm.status else { return false };
-    let pool = status.assignment.as_ref().and_then(|assignment| store.pool(namespace, assignment.pool.as_deref()?));
+    let pool =
+        status.pools.assignment.as_ref().and_then(|assignment| store.pool(namespace, assignment.pool.as_deref()?));
     let console = ConsoleUse {
         user: console_user(vm),
         is_connected: is_true(&status.conditions, CONSOLE_CONNECTED),

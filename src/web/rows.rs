@@ -153,7 +153,7 @@ impl<'a> Row<'a> {
         let has_relay = status.and_then(|status| status.runner.relay_port).is_some_and(|port| port > 0);
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
         let acts = Act::ALL.into_iter().filter(|act| act.is_allowed(rights, is_administrator) && is_possible(*act));
-        let assignment = status.and_then(|status| status.assignment.as_ref());
+        let assignment = status.and_then(|status| status.pools.assignment.as_ref());
         let is_console_used = status.is_some_and(|status| conditions::is_true(&status.conditions, CONSOLE_CONNECTED));
         let can_open_console = has_relay && is_open;
         let console_waits = match () {

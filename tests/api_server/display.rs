@@ -99,7 +99,7 @@ async fn kubectl_vm_display_writes_a_connection_file() {
     assert_eq!(fs::read_to_string(&file).unwrap(), expected);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let status = ns.api::<VirtualMachine>().get("apple").await.unwrap().status.unwrap();
-    assert_eq!(status.console_user.as_deref(), Some("alice"));
+    assert_eq!(status.display.console_user.as_deref(), Some("alice"));
 
     // With no more rights than the page about security says.
     let mut kubeconfig: Value = serde_yaml::from_str(&fs::read_to_string(ns.cluster.kubeconfig()).unwrap()).unwrap();

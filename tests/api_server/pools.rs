@@ -65,7 +65,7 @@ fn user(name: &str) -> Assignee {
 }
 
 fn holder(vm: &VirtualMachine) -> Option<String> {
-    vm.status.as_ref()?.assignment.as_ref()?.user.clone()
+    vm.status.as_ref()?.pools.assignment.as_ref()?.user.clone()
 }
 
 async fn patch_status(ns: &ManagedNamespace, name: &str, status: Value) {
@@ -215,7 +215,7 @@ async fn the_manager_ends_assignments_and_finishes_starts() {
     patch_status(&ns, "plum", json!({ "assignment": assignment })).await;
     ns.vm_when("plum", "its pool was made again", is_free).await;
     let uid = ns.api::<VmPool>().get(POOL).await.unwrap().metadata.uid;
-    let has_uid = |vm: &VirtualMachine| vm.status.as_ref().unwrap().assignment.as_ref().unwrap().pool_uid == uid;
+    let has_uid = |vm: &VirtualMachine| vm.status.as_ref().unwrap().pools.assignment.as_ref().unwrap().pool_uid == uid;
     ns.vm_when("zebra", "the UID of its pool is noted", has_uid).await;
 
     // Whoever assigned it has ended before the start.
@@ -228,7 +228,7 @@ async fn the_manager_ends_assignments_and_finishes_starts() {
     let left = json!({ "type": "ConsoleConnected", "status": "False", "reason": "NobodyConnected", "message": "-", "lastTransitionTime": "2050-01-01T00:00:00Z" });
     patch_status(&ns, "zebra", json!({ "consoleUser": "of-zebra", "conditions": [left] })).await;
     ns.vm_when("zebra", "its last use to be noted", |vm| {
-        vm.status.as_ref().unwrap().assignment.as_ref().unwrap().last_used.as_ref().unwrap().0.to_string()
+        vm.status.as_ref().unwrap().pools.assignment.as_ref().unwrap().last_used.as_ref().unwrap().0.to_string()
             == "2050-01-01T00:00:00Z"
     })
     .await;

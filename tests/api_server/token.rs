@@ -390,7 +390,10 @@ async fn a_report_has_bounds_and_only_the_runners_part_reaches_the_status() {
         (&Some("alice".into()), &Some("10.0.0.1".into()))
     );
     assert_eq!(after.pending_changes.len(), 1);
-    assert_eq!((before.phase, before.addresses, before.assignment), (after.phase, after.addresses, after.assignment));
+    assert_eq!(
+        (before.phase, before.addresses, before.pools.assignment),
+        (after.phase, after.addresses, after.pools.assignment)
+    );
     assert_eq!((before.claims, before.halted), (after.claims, after.halted));
 }
 

@@ -84,7 +84,7 @@ async fn present_or_new(vm: &VmHandle, name: &str, request: &Request) -> Result<
         let secret = secrets.get(name).await.map_err(DisplayError::object(format!("Secret {name}")))?;
         let Some(present) = Password::of(&secret) else { return Ok(None) };
         let resource = vm.get().await.map_err(DisplayError::Vm)?;
-        let last_user = resource.status.as_ref().and_then(|status| status.console_user.as_deref());
+        let last_user = resource.status.as_ref().and_then(|status| status.display.console_user.as_deref());
         if !present.must_be_renewed(last_user, request.user.as_deref(), now()) {
             return Ok(Some(present));
         }

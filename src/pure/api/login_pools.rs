@@ -21,7 +21,7 @@ impl LoginPools {
 
     /// The user to log in, if it is another one than that of the spec.
     fn user(&self, vm: &VirtualMachine) -> Option<String> {
-        let assignment = vm.status.as_ref()?.assignment.as_ref()?;
+        let assignment = vm.status.as_ref()?.pools.assignment.as_ref()?;
         let (pool, user) = (assignment.pool.clone()?, assignment.user.clone()?);
         let pool = (vm.namespace().unwrap_or_default(), pool);
         let is_other = vm.spec.vm.display.logged_in_user.as_ref() != Some(&user);

@@ -94,9 +94,6 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claims")]
     pub claims: Vec<ClaimStatus>,
-    /// The VM's UID, if the VM was ever assigned. It stays when the VM is nobody's again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub used_uid: Option<String>,
     /// The claims of a VM that nobody has had since its pool has made it. Absent until all of them exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_disks: Option<NewDisks>,
@@ -110,15 +107,36 @@ pub struct VirtualMachineStatus {
     /// What runners report.
     #[serde(flatten)]
     pub runner: RunnerStatus,
-    /// The user for whom the display's current password was set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub console_user: Option<String>,
-    /// The user to whom the VM is assigned, if it belongs to a pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub assignment: Option<Assignment>,
+    /// What whoever opens the display writes.
+    #[serde(flatten)]
+    pub display: DisplayStatus,
+    /// What whoever assigns VMs of pools writes.
+    #[serde(flatten)]
+    pub pools: PoolStatus,
     /// The types of the conditions that come from a report, while one counts ([`super::VmReportStatus::fold_into`]). Nobody stores this.
     #[serde(skip)]
     pub reported: Option<Vec<String>>,
+}
+
+/// The part of the status that whoever opens the display writes: `kubectl vm display`, or the web interface.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct DisplayStatus {
+    /// The user for whom the display's current password was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_user: Option<String>,
+}
+
+/// The part of the status that whoever assigns VMs of pools writes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStatus {
+    /// The user to whom the VM is assigned, if it belongs to a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assignment: Option<Assignment>,
+    /// The VM's UID, if the VM was ever assigned. It stays when the VM is nobody's again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_uid: Option<String>,
 }
 
 /// The part of the status that runners report: as they say it in their reports, and as the manager puts it into the status of the VM.

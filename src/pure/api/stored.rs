@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(vm.spec.invalid, None);
         let status = vm.status.unwrap();
         assert_eq!((status.power, status.runner.cpus, &status.runner.osinfo), (Some(PowerState::Running), None, &None));
-        assert_eq!(json!(status.assignment), json!({ "user": "me" }));
+        assert_eq!(json!(status.pools.assignment), json!({ "user": "me" }));
         assert_eq!(json!(status.runner.identity), json!({ "uuid": "u" }));
         assert!(conditions::is_true(&status.conditions, RUNNING) && conditions::is_true(&status.conditions, BOOTED));
         assert_eq!(status.conditions.len(), 2);

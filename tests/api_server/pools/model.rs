@@ -50,7 +50,7 @@ impl Seen {
             let console = status.conditions.iter().find(|condition| condition.type_ == "ConsoleConnected")?;
             Some((console.status == "True", console.last_transition_time.0))
         });
-        let held = status.and_then(|status| status.assignment.as_ref()).and_then(Held::of);
+        let held = status.and_then(|status| status.pools.assignment.as_ref()).and_then(Held::of);
         Self { uid: vm.uid(), held, console, is_gone }
     }
 }

@@ -76,7 +76,7 @@ async fn a_vm_that_somebody_had_is_replaced_by_a_new_one() {
     assert!(first.contains(&anns));
     let assigned_vm =
         ns.vm_when(&anns, "to have lost its mark", |vm| !vm.annotations().contains_key(UNUSED_ANNOTATION)).await;
-    assert_eq!(assigned_vm.status.unwrap().used_uid, assigned_vm.metadata.uid);
+    assert_eq!(assigned_vm.status.unwrap().pools.used_uid, assigned_vm.metadata.uid);
     assert_eq!(assigned(&ns, "ann").await, anns);
     let hers = claims(&ns).get(&disk(&anns)).await.unwrap();
     // The manager is killed, and comes again when she has given it back.

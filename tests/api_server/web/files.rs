@@ -117,7 +117,7 @@ async fn a_connection_file_has_a_password_for_its_person() {
     let end: i64 = end.parse().unwrap();
     assert!(password.len() == 22 && (before + 3600..=Timestamp::now().as_second() + 3600).contains(&end), "{end}");
     let vm = web.vms().get("apple").await.unwrap();
-    assert_eq!(vm.status.unwrap().console_user.as_deref(), Some("ann"));
+    assert_eq!(vm.status.unwrap().display.console_user.as_deref(), Some("ann"));
     let secret = web.secrets().get("apple-display-secret").await.unwrap();
     let managers: Vec<_> =
         secret.metadata.managed_fields.unwrap().into_iter().filter_map(|entry| entry.manager).collect();

@@ -31,7 +31,7 @@ impl Web {
     }
 
     async fn holder(&self, vm: &str) -> Option<String> {
-        self.vms().get(vm).await.unwrap().status?.assignment?.user
+        self.vms().get(vm).await.unwrap().status?.pools.assignment?.user
     }
 }
 

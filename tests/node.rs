@@ -200,7 +200,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     );
     let osinfo = status.runner.osinfo.unwrap();
     assert!(osinfo["kernel-release"].is_string(), "what the guest's agent answers: {osinfo}");
-    let console = namespace.kubectl(&["logs", "demo"]);
+    let console = namespace.log("demo");
     for line in ["guest: hostname=demo-guest", "guest: user-data Hello from cloud-init", "guest: starts=1"] {
         assert!(console.contains(line), "{line:?} in:\n{console}");
     }
@@ -258,7 +258,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Running"}}}"#]);
     wait_for(&vms, "demo", conditions::BOOTED, true).await;
     assert_ne!(pods.get("demo").await.unwrap().metadata.uid, uid);
-    let console = namespace.kubectl(&["logs", "demo"]);
+    let console = namespace.log("demo");
     assert!(console.contains("guest: starts=2"), "{console}");
 
     // A CD that does not exist: the machine says which, and the guest starts without it. Its repository does exist.
@@ -306,7 +306,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     namespace.kubectl(&["label", "configmap", "own", "vmoperator.jdrupes.org/cloud-init="]);
     namespace.apply(&manifest.to_string());
     wait_for(&vms, "demo", conditions::BOOTED, true).await;
-    let console = namespace.kubectl(&["logs", "demo"]);
+    let console = namespace.log("demo");
     for line in ["guest: user-data from a secret", "guest: network-config", "guest: hostname=demo"] {
         assert!(console.contains(line), "{line:?} in:\n{console}");
     }
@@ -323,7 +323,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     let pod = eventually("the guest to be started again", LIMIT, async || {
         let pod = pods.get_opt("demo").await.unwrap()?;
         let restarts = pod.status.as_ref()?.container_statuses.as_ref()?[0].restart_count;
-        (restarts > 0 && namespace.kubectl(&["logs", "demo"]).contains("guest: starts=")).then_some(pod)
+        (restarts > 0 && namespace.log("demo").contains("guest: starts=")).then_some(pod)
     })
     .await;
     assert!(pod.metadata.deletion_timestamp.is_none() && pod.metadata.uid != first);
@@ -364,7 +364,7 @@ async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
         eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
     };
-    let console = || namespace.kubectl(&["logs", "demo"]);
+    let console = || namespace.log("demo");
     let up = |vm: &VirtualMachine| reason(vm, conditions::READY) == "Running";
 
     // Its guest shuts down by itself and is to stay down, whatever is applied again.
@@ -475,7 +475,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
         eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
     };
     let is = |vm: &VirtualMachine, type_: &str| conditions::is_true(&vm.status.as_ref().unwrap().conditions, type_);
-    let console = || namespace.kubectl(&["logs", "demo"]);
+    let console = || namespace.log("demo");
     let starts = async |line: &str| eventually(line, LIMIT, async || console().contains(line).then_some(())).await;
 
     // A class of claims that grow, and a VM with such a disk, an empty CD drive and a display.
@@ -719,7 +719,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         let again = page().await;
         assert!(again.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{again}");
         eventually("QEMU to have noticed both", LIMIT, async || {
-            let log = namespace.kubectl(&["logs", "demo", "--container=vm-runner"]);
+            let log = namespace.log("demo");
             (log.contains("passt has ended") && log.contains("passt runs again")).then_some(())
         })
         .await;
@@ -728,7 +728,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
             (reason(&vm, conditions::DEVICES_READY) != "NetworkLost").then_some(())
         })
         .await;
-        let console = namespace.kubectl(&["logs", "demo"]);
+        let console = namespace.log("demo");
         let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
         assert!(console.contains(&own), "{own}:\n{console}");
         namespace.kubectl(&["delete", "vm", "demo"]);

@@ -40,7 +40,7 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
         })
         .await;
         let starts = format!("guest: starts={}", number + 1);
-        eventually(&starts, LIMIT, async || namespace.kubectl(&["logs", "demo"]).contains(&starts).then_some(())).await;
+        eventually(&starts, LIMIT, async || namespace.log("demo").contains(&starts).then_some(())).await;
     }
     wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let is_same_qemu =

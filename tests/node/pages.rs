@@ -128,7 +128,7 @@ async fn commands_that_change(stage: &Stage, desk: &Desk) {
     desk.does("kubectl vm wait apple --for booted");
     desk.types("pause").await;
     eventually("the guest to be up after its reboot", LIMIT, async || {
-        let log = stage.namespace.kubectl(&["logs", "apple", "--container=vm-runner"]);
+        let log = stage.namespace.log("apple");
         log.rsplit_once("guest: asked to reboot").is_some_and(|(_, after)| after.contains("guest: up")).then_some(())
     })
     .await;

@@ -111,7 +111,7 @@ async fn recipes_run_on_a_node() {
             (found.len() == containers && found.iter().all(|container| container.ready)).then_some(())
         })
         .await;
-        let console = namespace.kubectl(&["logs", pod, "--container=vm-runner"]);
+        let console = namespace.log(pod);
         assert!(console.contains("guest: hostname=demo-guest"), "{set}:\n{console}");
         let limits = r#"--output=jsonpath={.spec.containers[*].resources.limits.example\.org/gpu}"#;
         let gpus = namespace.kubectl(&["get", "pod", pod, limits]);
@@ -149,7 +149,7 @@ async fn recipes_run_on_a_node() {
             manifest["spec"]["vm"]["state"] = "Running".into();
             namespace.apply(&manifest.to_string());
             wait_for(&vms, name, conditions::BOOTED, true).await;
-            let console = namespace.kubectl(&["logs", name, "--container=vm-runner"]);
+            let console = namespace.log(name);
             assert!(console.contains(&format!("guest: {start}")), "{name}, {start}:\n{console}");
             manifest["spec"]["vm"]["state"] = "Stopped".into();
             namespace.apply(&manifest.to_string());
@@ -169,7 +169,7 @@ async fn one_command_makes_a_guest_of_an_image() {
     let url = format!("http://{address}:8000/guest.img");
     commands::a_vm_is_created_from_an_image(&namespace, "web", &[&url, "--raw"]).await;
     assert!(conditions::is_true(&vms.get("web").await.unwrap().status.unwrap().conditions, conditions::BOOTED));
-    let console = namespace.kubectl(&["logs", "web", "--container=vm-runner"]);
+    let console = namespace.log("web");
     assert!(console.contains("guest: user-data Hello from the command line"), "{console}");
     let page = commands::printed(&namespace, &["guest", "web"]).await;
     assert!(page.starts_with("Guest        Tiny guest") && page.contains("\nHost name    web\n"), "{page}");
@@ -196,7 +196,7 @@ async fn one_command_makes_a_guest_of_an_image() {
     commands::a_vm_is_created_from_an_image(&namespace, "clone", &["claim:boxed-system-disk"]).await;
     let vm = vms.get("clone").await.unwrap();
     assert!(conditions::is_true(&vm.status.unwrap().conditions, conditions::STORAGE_READY), "its claim is as wanted");
-    let console = namespace.kubectl(&["logs", "clone", "--container=vm-runner"]);
+    let console = namespace.log("clone");
     assert!(console.contains("guest: starts=2"), "the disk has what the guest of boxed wrote: {console}");
     namespace.kubectl(&["delete", "vm", "boxed", "clone"]);
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".dev/guest/guest.img");

@@ -97,7 +97,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     })
     .await;
     assert_ne!(again.metadata.uid, first);
-    let console = namespace.kubectl(&["logs", "testvm-web-0", "--container=vm-runner"]);
+    let console = namespace.log("testvm-web-0");
     assert!(console.contains("guest: starts=2"), "{console}");
 
     namespace.kubectl(&["scale", "statefulset", "web", "--replicas=0"]);

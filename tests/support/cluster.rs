@@ -272,6 +272,12 @@ impl TestNamespace {
         self.cluster.kubectl(&[&["--namespace", &self.name], args].concat())
     }
 
+    /// What the runner in a Pod has said. Nothing as long as there is no such Pod, or it has not started: a Pod may be replaced at any moment.
+    pub fn log(&self, pod: &str) -> String {
+        let args = ["--namespace", &self.name, "logs", pod, "--container=vm-runner"];
+        self.cluster.try_kubectl(&args).unwrap_or_default()
+    }
+
     /// Runs `kubectl vm` for it: its exit code, and what it prints.
     pub fn kubectl_vm(&self, args: &[&str]) -> (i32, String) {
         self.kubectl_vm_as(self.cluster.kubeconfig(), args)

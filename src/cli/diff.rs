@@ -250,6 +250,7 @@ fn why(reason: &DeleteReason) -> &'static str {
         DeleteReason::Restart => "a restart is requested",
         DeleteReason::Ended => "it has ended, and is created again",
         DeleteReason::Changed => "no node can take it, and it is created again with its new spec",
+        DeleteReason::Renewed => "it is created again before the guest starts",
         DeleteReason::Force => "without waiting for the guest",
         DeleteReason::NotRendered => "no template renders it any more",
     }

@@ -68,7 +68,7 @@ impl Cluster {
         step: &[Action],
         long: Duration,
     ) -> Result<(), ActionError> {
-        match step.iter().find(|action| action.starts()) {
+        match step.iter().find(|action| action.makes_running()) {
             Some(action) if long > PATIENCE && !self.is_current(vm).await? => {
                 Err(ActionError::Outdated(action.key().clone()))
             }

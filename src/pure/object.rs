@@ -62,8 +62,10 @@ pub const VERSION_ANNOTATION: &str = "vmoperator.jdrupes.org/version";
 pub const LIFETIME_ANNOTATION: &str = "vmoperator.jdrupes.org/lifetime";
 /// How an object changes: see [`Update`].
 pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
-/// What a Pod is for: see [`Role`].
+/// What a Pod is for. The guest's own Pod does not have it.
 pub const ROLE_ANNOTATION: &str = "vmoperator.jdrupes.org/role";
+/// The value of [`ROLE_ANNOTATION`] of a Pod that helps the guest.
+pub const HELPER: &str = "helper";
 /// A new value of this annotation restarts the VM, or starts a VM whose guest shut itself down. `kubectl rollout restart` uses a time
 /// in the same way.
 pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
@@ -112,30 +114,6 @@ pub enum Lifetime {
     Running,
     /// The manager never deletes it.
     Keep,
-}
-
-/// What a Pod of a VM is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Role {
-    /// The guest runs in it. A VM has one such Pod at most.
-    Active,
-    /// A guest may run in it, too, or it can write to the VM's disks: other templates or an earlier release made it.
-    Second,
-    /// A guest moves into it from the active one. It never starts the guest by itself.
-    Target,
-    /// It serves or copies a disk, or does something else for the VM. No guest runs in it.
-    Helper,
-}
-
-impl Role {
-    /// The role with that name in [`ROLE_ANNOTATION`]. The others follow from what there is.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "helper" => Some(Self::Helper),
-            "target" => Some(Self::Target),
-            _ => None,
-        }
-    }
 }
 
 /// How the manager changes an object that exists.
@@ -228,7 +206,7 @@ pub struct Rendered {
     pub lifetime: Lifetime,
     /// How the manager changes it when it exists.
     pub update: Update,
-    /// Whether it is a Pod with the role [`Role::Helper`].
+    /// Whether it is a Pod that helps the guest: it has [`ROLE_ANNOTATION`].
     pub is_helper: bool,
     /// The hash of everything that decides whether the object must be applied; also in its [`HASH_ANNOTATION`].
     pub hash: String,

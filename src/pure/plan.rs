@@ -25,7 +25,7 @@
 //!   Pod otherwise, or render a maker of Pods (a StatefulSet) instead of it. The new one is created only when the old Pod, and everything
 //!   that may make it again, is gone. So changed templates neither end a guest nor start a second one.
 //! - The manager creates no Pod while a Pod of others can write to the VM's claims, and none that could write to a claim beside any other
-//!   ([`Instances::writer_beside`]). Pods that serve disks are [`helpers`].
+//!   ([`Planner::writer_beside`]). Pods that serve disks are [`helpers`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -412,6 +412,8 @@ impl<'a> Planner<'a> {
         }
         for object in self.runtime_rendered().filter(|object| !object.is_helper) {
             match self.existing(object) {
+                // It goes, or is waited for, as a helper that no template renders.
+                Existing::Present(found) | Existing::Ended(found) | Existing::Deleting(found) if found.is_helper() => {}
                 Existing::Absent if self.is_up_wanted() && !unrendered.is_empty() => {
                     self.wait_for_unrendered_pods(object, &unrendered);
                 }
@@ -513,7 +515,8 @@ impl<'a> Planner<'a> {
                 && (makers.iter().any(|maker| self.is_rendered(&maker.key))
                     || is_unknown && !is_left() && self.runtime_rendered().any(is_maker))
         };
-        self.instances.guests().filter(move |pod| !self.is_runtime_key(&pod.key) && !is_of_rendered(pod))
+        let is_rendered = |pod: &Object| self.runtime_rendered().any(|it| it.key == pod.key && !it.is_helper);
+        self.instances.guests().filter(move |pod| !is_rendered(pod) && !is_of_rendered(pod))
     }
 
     /// A Pod that other templates or another release made. Changed templates never end a guest; a person does, and a restart if the
@@ -589,8 +592,8 @@ impl<'a> Planner<'a> {
 
     /// Creates the object, unless another Pod can write to a claim of it.
     fn create_runtime_object(&mut self, object: &Rendered) {
-        if let Some(writer) = self.instances.writer_beside(object) {
-            if object.is_helper && self.instances.contains(writer) {
+        if let Some(writer) = self.writer_beside(object) {
+            if object.is_helper && !self.instances.is_stranger(writer) {
                 // It gets the disk when that Pod is gone.
                 return api::pending::add(&mut self.plan.pending, [pending::created_after_pod(object, writer)]);
             }

@@ -161,6 +161,7 @@ fn each_reason_of_ready_has_a_health() {
         Unschedulable,
         ImagePullFailed,
         StartDelayed,
+        HelperNotReady,
         PodFailed,
         PodSucceeded,
         ClaimDeleting,

@@ -73,6 +73,7 @@ reasons! {
     StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds: it does not exist, does not answer, or is very busy. The message names what is missing, where an event of the kubelet does.";
     RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged, with the time of the next try, or says that it was killed for its memory.";
     ContainerFailed, "Ready=False, event", Warning, "A container that a template adds to the Pod failed, so no guest runs. The message has its last words, if its `terminationMessagePolicy` is FallbackToLogsOnError, and the time of the next try.";
+    HelperNotReady, "Ready=False, event", Warning, "A Pod that a template makes to help the guest is not ready. The message names it, says why, and has the time of the next try. The guest starts when it is ready; one that runs may lack what the helper serves.";
     PodFailed, "Ready=False, event", Warning, "The Pod failed. The message has the cause and the time of the next try.";
     PodSucceeded, "Ready=False, event", Notice, "The Pod's containers ended without an error. The message has the time of the next try.";
     NodeNotResponding, "Ready=False, event", Warning, "The VM's node does not answer, so nobody knows whether the guest still runs.";

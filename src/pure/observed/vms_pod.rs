@@ -11,7 +11,7 @@
 //! | with the VM's name and the VM as its owner, made by another program | the VM's own, made again by a person or a backup: a copy has another name |
 //! | of a StatefulSet with the VM's name, while no manager of ours has said anything of the VM | so the VM-Operator in Java and releases before 3.4 made it |
 //!
-//! A Pod to which the manager gave a role beside the guest's own Pod is none of these, unless the status says so.
+//! A Pod that helps the guest ([`Object::is_helper`]) is none of these.
 //!
 //! A Pod that the manager gave to another VM is never this one's ([`Object::whose`]).
 
@@ -68,14 +68,14 @@ fn how_sure(vm: &VirtualMachine, pod: &ObjectMeta) -> Option<Sure> {
     let is_of_vm = pod.is_of(vm);
     let is_named = pod.key.name == name;
     let is_ours = pod.labels.get("app.kubernetes.io/name").is_some_and(|program| program == APP_NAME);
+    if pod.is_helper() {
+        return None;
+    }
     if is_of_vm && is(status.and_then(|status| status.reporter_uid.as_ref())) {
         return Some(Sure::Said);
     }
     if is_of_vm && is(status.and_then(|status| status.pod_uid.as_ref())) {
         return Some(Sure::Reported);
-    }
-    if pod.given_role().is_some() {
-        return None;
     }
     if pod.is_given_to(vm) {
         return Some(if is_named { Sure::MadeNamed } else { Sure::Made });

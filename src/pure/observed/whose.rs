@@ -27,7 +27,7 @@ use kube::ResourceExt;
 use super::{Json, Object};
 use crate::{
     api::VirtualMachine,
-    object::{HASH_ANNOTATION, INSTANCE_LABEL, ROLE_ANNOTATION, Role, is_workload},
+    object::{CONTAINER_NAME, HASH_ANNOTATION, HELPER, INSTANCE_LABEL, ROLE_ANNOTATION, is_workload},
     ownership::origin::{Origin, has_name, has_owner},
 };
 
@@ -93,12 +93,13 @@ impl Object {
         self.origin == Origin::Manager && self.is_owned_by(&uid) && self.has_given(&uid)
     }
 
-    /// The role that the manager has given the Pod. What anybody else writes into the annotation says nothing.
-    pub fn given_role(&self) -> Option<Role> {
-        let role = Role::parse(self.annotations.get(ROLE_ANNOTATION)?)?;
+    /// Whether the manager has made it as a Pod that helps the guest. What anybody else writes into the annotation says nothing.
+    pub fn is_helper(&self) -> bool {
+        let is_said = || self.annotations.get(ROLE_ANNOTATION).is_some_and(|role| role == HELPER);
         let field = format!("f:{ROLE_ANNOTATION}");
         let has_given = |fields: &Json| !fields.value()["f:metadata"]["f:annotations"][field.as_str()].is_null();
-        (self.origin == Origin::Manager && self.key.is_pod() && self.given().any(has_given)).then_some(role)
+        let is_given = || self.origin == Origin::Manager && self.given().any(has_given);
+        self.key.is_pod() && is_said() && is_given() && self.container(CONTAINER_NAME).is_none()
     }
 
     /// Whether the manager, or the predecessor, made the object for the VM: what is deleted when no template renders it any more. What only

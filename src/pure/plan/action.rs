@@ -55,12 +55,14 @@ pub enum Action {
 }
 
 impl Action {
+    /// Whether the action creates what exists only while the VM runs.
+    pub fn makes_running(&self) -> bool {
+        matches!(self, Self::Apply { object, uid: None } if object.lifetime == Lifetime::Running)
+    }
+
     /// Whether the action creates what runs the guest.
     pub fn starts(&self) -> bool {
-        match self {
-            Self::Apply { object, uid: None } => object.lifetime == Lifetime::Running,
-            Self::Apply { .. } | Self::Label { .. } | Self::Image { .. } | Self::Delete { .. } => false,
-        }
+        self.makes_running() && !matches!(self, Self::Apply { object, .. } if object.is_helper)
     }
 
     /// Whether the action takes down what runs the guest, for a restart.
@@ -93,8 +95,10 @@ pub enum DeleteReason {
     Ended,
     /// A forced stop was requested: the Pod does not wait for its guest.
     Force,
-    /// No guest has started in the Pod, or it is a helper of which no guest has anything now, and it is not as rendered any more.
+    /// No guest has started in the Pod, and it is not as rendered any more.
     Changed,
+    /// It is a helper, and no guest uses it now: a restart was requested, or it is not as rendered any more.
+    Renewed,
     /// No template renders the object any more.
     NotRendered,
 }

@@ -239,8 +239,10 @@ impl Finder<'_> {
                 touched("image", None, vec![FieldChange { path, current: None, wanted: Some(json!(image)) }])
             }
             Action::Delete { reason: DeleteReason::NotRendered, .. } => touched("deleted", None, Vec::new()),
-            // No guest has started in it.
-            Action::Delete { reason: DeleteReason::Changed, .. } => touched("created again", None, Vec::new()),
+            // No guest has started in it, or none uses it now.
+            Action::Delete { reason: DeleteReason::Changed | DeleteReason::Renewed, .. } => {
+                touched("created again", None, Vec::new())
+            }
             // The VM's power wants it, whatever is rendered.
             Action::Delete {
                 reason: DeleteReason::Stop | DeleteReason::Restart | DeleteReason::Ended | DeleteReason::Force,

@@ -1,90 +1,149 @@
 //! The Pods that help the guest (`vmoperator.jdrupes.org/role: helper`): one serves a disk, copies one, or measures something. No guest runs in them.
 //!
-//! They are there before the guest and after it, so that a guest never runs without a disk that one of them serves:
+//! They are there before the guest and after it, so that a guest never runs without a disk that one of them serves. A guest is there as long as one
+//! of its Pods exists, or something that makes it:
 //!
-//! | the VM | a Pod of its guest | no helper exists | it is as rendered | it is not, or a restart is requested | it has failed | it is being deleted |
+//! | the VM | a guest | no helper exists | it is as rendered | it is not, or a restart is requested | it has failed | it is being deleted |
 //! |---|---|---|---|---|---|---|
-//! | should run | does not exist | create it; the guest waits until it is ready | the guest waits until it is ready, or has succeeded | delete it, create it again | create it again, after a growing pause | wait |
-//! | should run | exists | create it | leave it | leave it | create it again, after a growing pause | wait |
-//! | should be down | does not exist | nothing | delete it | delete it | delete it | wait |
-//! | should be down | exists | nothing | leave it | leave it | leave it | wait |
-//! | is halting | | nothing | leave it | leave it | leave it | wait |
+//! | should run | is not there | create it; the guest waits until it is ready | the guest waits until it is ready, or has succeeded | delete it, create it again | create it again, after a growing pause | wait |
+//! | should run | is there | create it | leave it | leave it, unless it is not ready and the guest has not started | create it again, after a growing pause | nothing |
+//! | should be down | is not there | nothing | delete it | delete it | delete it | wait |
+//! | should be down | is there | nothing | leave it | leave it | leave it | nothing |
+//! | is halting | | nothing | leave it | leave it | leave it | nothing |
 //!
-//! One that no template renders any more is as one that is not as rendered, and is not created again.
+//! One that no template renders as a helper any more is as one that is not as rendered, and is not created again. A Pod that only has the name of a
+//! rendered helper and in which a guest may run is a guest's Pod of other templates.
 //!
-//! A helper that can write to a claim is not created while another Pod can ([`super::instances::Instances::writer_beside`]), and neither is the guest's.
+//! A helper that can write to a disk is not created while another Pod can, and neither is the guest's ([`Planner::writer_beside`]).
 
 use std::sync::Arc;
 
 use super::{DeleteReason, Existing, Planner, Wait};
 use crate::{
+    claims,
     object::{HASH_ANNOTATION, Rendered},
     observed::Object,
-    plan::beside::is_beside,
+    plan::{beside::is_beside, unstarted::has_no_guest},
     power::WantedPower,
+    render::{
+        mounts::mounted,
+        pod::{is_guest, pod_specs, with_claims},
+        references::of_volumes,
+    },
 };
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     /// The table at the head of this module.
     pub(super) fn helpers(&mut self) {
-        let has_guest = self.instances.guests().next().is_some();
-        let is_left = |helper: &Arc<Object>| !self.is_runtime_key(&helper.key);
+        let rendered = self.rendered.unwrap_or_default();
+        // Before the waits for helpers themselves, which may need each other.
+        let may_start = self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered));
+        let has_guest = self.has_guest();
+        let is_left = |helper: &Arc<Object>| !self.runtime_rendered().any(|it| it.is_helper && it.key == helper.key);
         let left: Vec<_> = self.instances.helpers().filter(|helper| is_left(helper)).cloned().collect();
         for helper in left {
             self.left_helper(&helper, has_guest);
         }
         for object in self.runtime_rendered().filter(|object| object.is_helper) {
             let existing = self.existing(object);
-            match self.plan.power.wanted {
-                WantedPower::Up => self.helper(object, existing, has_guest),
-                WantedPower::Down if !has_guest => self.end_helper(existing),
-                WantedPower::Down | WantedPower::Halting => {}
+            let is_guests = |found: &Object| self.instances.guests().any(|pod| pod.uid == found.uid);
+            match (self.plan.power.wanted, existing) {
+                (_, Existing::Present(found) | Existing::Ended(found) | Existing::Deleting(found))
+                    if is_guests(found) => {}
+                (WantedPower::Up, existing) => self.helper(object, existing, has_guest, may_start),
+                (WantedPower::Down, existing) if !has_guest => self.end_helper(existing),
+                (WantedPower::Down | WantedPower::Halting, _) => {}
             }
         }
+    }
+
+    /// What makes a Pod of the guest, or may do so.
+    fn makers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let is_of_guest = |maker: &Object| {
+            let rendered = self.rendered.unwrap_or_default().iter().find(|it| it.key.is_same_object(&maker.key));
+            rendered.is_none_or(is_guest) || self.instances.pods_of(maker).next().is_some()
+        };
+        self.instances.makers().filter(move |maker| is_of_guest(maker))
+    }
+
+    fn has_guest(&self) -> bool {
+        self.instances.guests().next().is_some() || self.makers().next().is_some()
+    }
+
+    /// What can write to a disk to which the Pod that `object` is, or makes, could write, too. Two never write to one disk, so the object is not made
+    /// as long as there is one. What makes a guest's Pod and is not as rendered may give it any disk.
+    pub(super) fn writer_beside(&self, object: &Rendered) -> Option<&'a Arc<Object>> {
+        let written = self.written_disks(object);
+        if written.is_empty() {
+            return None;
+        }
+        let gives = |maker: &&Arc<Object>| {
+            let mut rendered = self.runtime_rendered().filter(|it| it.key == maker.key && !is_outdated(it, maker));
+            rendered.next().is_none_or(|it| self.written_disks(it).iter().any(|disk| written.contains(disk)))
+        };
+        let maker = || self.makers().filter(|_| object.is_helper).find(gives);
+        self.instances.writer_of(&written, &object.key).or_else(maker)
+    }
+
+    /// The disks to which the Pod that an object is, or makes, can write.
+    fn written_disks(&self, object: &Rendered) -> Vec<String> {
+        let object = with_claims(object);
+        let is_written = |disk: &String| mounted(&object).any(|(claim, writes)| writes && claim == disk);
+        claims::possible_names(self.vm).filter(is_written).collect()
     }
 
     /// A helper that no template renders any more.
     fn left_helper(&mut self, helper: &Arc<Object>, has_guest: bool) {
         match self.plan.power.wanted {
-            _ if has_guest => {}
-            WantedPower::Halting => {}
+            WantedPower::Up | WantedPower::Down if has_guest => {}
             WantedPower::Up | WantedPower::Down if helper.deleting.is_some() => self.wait_until_gone(helper),
             WantedPower::Down => self.delete_and_wait(helper, DeleteReason::Stop),
-            WantedPower::Up if self.rendered.is_some() => self.delete_and_wait(helper, DeleteReason::NotRendered),
-            WantedPower::Up => {}
+            WantedPower::Up if self.rendered.is_some() => self.delete_unwanted(helper, DeleteReason::NotRendered),
+            WantedPower::Up | WantedPower::Halting => {}
         }
     }
 
-    /// A helper of a VM that should run.
-    fn helper(&mut self, object: &Rendered, existing: Existing<'_>, has_guest: bool) {
+    /// A helper of a VM that should run. `may_start`: nothing holds up the VM's start.
+    fn helper(&mut self, object: &Rendered, existing: Existing<'_>, has_guest: bool, may_start: bool) {
         match existing {
             Existing::Absent => {
-                let rendered = self.rendered.unwrap_or_default();
-                if self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered)) {
+                if if has_guest { self.has_what_it_mounts(object) } else { may_start } {
                     self.create_runtime_object(object);
                 }
-                if !has_guest {
-                    self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
-                }
+                self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
             }
             Existing::Present(found) | Existing::Ended(found) if !has_guest && self.is_replaced(found) => {
-                self.delete_and_wait(found, DeleteReason::Restart);
+                self.delete_and_wait(found, DeleteReason::Renewed);
             }
-            Existing::Present(found) | Existing::Ended(found) if !has_guest && is_outdated(object, found) => {
-                self.delete_and_wait(found, DeleteReason::Changed);
+            Existing::Present(found) | Existing::Ended(found)
+                if (is_outdated(object, found) || !found.is_helper()) && (!has_guest || self.is_unused(found)) =>
+            {
+                self.delete_unwanted(found, DeleteReason::Renewed);
             }
             Existing::Present(found) => {
                 self.keep_runtime_object(object, found);
-                if !has_guest && found.condition("Ready", "True").is_none() {
+                if !is_ready(found) {
                     self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
                 }
             }
             Existing::Ended(found) if found.phase() == Some("Succeeded") => {}
             Existing::Ended(found) => self.retry_ended(found),
             Existing::Deleting(found) if !has_guest => self.wait_until_gone(found),
-            Existing::Deleting(_) => {}
+            Existing::Deleting(_) => self.plan.waits.push(Wait::HelperNotReady(object.key.clone())),
             Existing::NotOurs => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
         }
+    }
+
+    /// Whether the plan waits for nothing that the Pod mounts.
+    fn has_what_it_mounts(&self, object: &Rendered) -> bool {
+        let mounts: Vec<_> = pod_specs(object).into_iter().flat_map(of_volumes).collect();
+        !self.plan.waits.iter().any(|wait| mounts.iter().any(|mount| mount.key == *wait.key()))
+    }
+
+    /// Whether a helper is not ready, and no guest has started with it.
+    fn is_unused(&self, helper: &Object) -> bool {
+        let is_waiting = |pod: &Arc<Object>| has_no_guest(pod, self.observed.now);
+        !is_ready(helper) && self.makers().next().is_none() && self.instances.guests().all(is_waiting)
     }
 
     /// A helper of a VM that should be down, and whose guest is gone.
@@ -95,8 +154,20 @@ impl Planner<'_> {
             Existing::Absent | Existing::NotOurs => {}
         }
     }
+
+    /// Deletes a Pod although no person wants that, unless a claim would go with it.
+    fn delete_unwanted(&mut self, pod: &Object, reason: DeleteReason) {
+        match self.claim_that_goes_with(pod) {
+            Some(claim) => self.plan.waits.push(Wait::Gone(claim.key.clone())),
+            None => self.delete_and_wait(pod, reason),
+        }
+    }
 }
 
 fn is_outdated(object: &Rendered, found: &Object) -> bool {
     found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
+}
+
+fn is_ready(pod: &Object) -> bool {
+    pod.condition("Ready", "True").is_some()
 }

@@ -11,7 +11,7 @@
 //!
 //! | one of the VM's Pods | has the role |
 //! |---|---|
-//! | has it from the manager ([`Object::given_role`]), has no container of the runner, and the VM's status does not name it | helper, or target |
+//! | the manager has made it as one ([`Object::is_helper`]) | helper |
 //! | has the runner's label, name or container, or can write to a claim of the VM: the first, by whether it runs, whether the status names it, and its name | active |
 //! | the others of these | second |
 //! | any other that templates render | none: it is an object like any other |
@@ -19,21 +19,30 @@
 //! So are the Pods of what the manager has made for longer than the VM runs, such as a Job that makes backups. What only says that it is such a Job
 //! may be a person's, so its Pods are strangers.
 
-use std::{mem, sync::Arc, vec};
+use std::{mem, sync::Arc};
 
 use kube::ResourceExt;
 
 use crate::{
     api::VirtualMachine,
-    claims,
-    object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, Rendered, Role, is_builtin_kind, is_workload},
+    object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, ObjectKey, is_builtin_kind, is_workload},
     observed::{
         Object, Observed,
         whose::{Whose, is_named_by},
     },
     ownership::origin::Origin,
-    render::{mounts::mounted, pod::with_claims},
 };
+
+/// What a Pod of a VM is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The guest runs in it. A VM has one such Pod at most.
+    Active,
+    /// A guest may run in it, too, or it can write to the VM's disks: other templates or an earlier release made it.
+    Second,
+    /// It serves or copies a disk, or does something else for the VM. No guest runs in it.
+    Helper,
+}
 
 /// A Pod of the VM, and what it is for.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +78,11 @@ impl<'v, 'a> Instances<'v, 'a> {
         });
         let mut has_active = false;
         let instances = pods.into_iter().filter_map(|pod| {
-            let role = match found.given_role(pod) {
-                Some(role) => role,
-                None if !found.is_guest(pod) => return None,
-                None if mem::replace(&mut has_active, true) => Role::Second,
-                None => Role::Active,
+            let role = match () {
+                () if pod.is_helper() => Role::Helper,
+                () if !found.is_guest(pod) => return None,
+                () if mem::replace(&mut has_active, true) => Role::Second,
+                () => Role::Active,
             };
             Some(Instance { pod, role })
         });
@@ -84,22 +93,17 @@ impl<'v, 'a> Instances<'v, 'a> {
 
     /// The Pod in which the guest runs, of which the status reports.
     pub fn active(&self) -> Option<&'a Arc<Object>> {
-        self.with_role(&|role| role == Role::Active).next()
+        self.guests().next()
     }
 
-    /// The Pods in which a guest runs, may run or will run, the active one first.
-    pub fn guests(&self) -> vec::IntoIter<&'a Arc<Object>> {
-        self.with_role(&|role| role != Role::Helper)
+    /// The Pods in which a guest runs or may run, the active one first.
+    pub fn guests(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        self.all.iter().filter(|instance| instance.role != Role::Helper).map(|instance| instance.pod)
     }
 
     /// The Pods that help the guest.
-    pub fn helpers(&self) -> vec::IntoIter<&'a Arc<Object>> {
-        self.with_role(&|role| role == Role::Helper)
-    }
-
-    fn with_role(&self, is: &dyn Fn(Role) -> bool) -> vec::IntoIter<&'a Arc<Object>> {
-        let found: Vec<_> = self.all.iter().filter(|it| is(it.role)).map(|it| it.pod).collect();
-        found.into_iter()
+    pub fn helpers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        self.all.iter().filter(|instance| instance.role == Role::Helper).map(|instance| instance.pod)
     }
 
     /// Whether the object is one of the VM's Pods.
@@ -107,17 +111,11 @@ impl<'v, 'a> Instances<'v, 'a> {
         self.all.iter().any(|instance| instance.pod.uid == object.uid)
     }
 
-    /// A Pod that can write to a disk to which the Pod that `object` is, or makes, could write, too. Two never write to one disk, so the object is
-    /// not made as long as there is one.
-    pub fn writer_beside(&self, object: &Rendered) -> Option<&'a Arc<Object>> {
-        let object = with_claims(object);
-        let disks: Vec<String> = claims::possible_names(self.vm).collect();
-        let is_disk = |claim: &str| disks.iter().any(|disk| disk == claim);
-        let written = mounted(&object).filter(|(claim, writes)| *writes && is_disk(claim)).map(|(claim, _)| claim);
-        let written: Vec<&str> = written.collect();
+    /// A Pod with another key than `not` that can write to one of these claims.
+    pub fn writer_of(&self, claims: &[String], not: &ObjectKey) -> Option<&'a Arc<Object>> {
         let own = self.all.iter().map(|instance| instance.pod).filter(|pod| !pod.has_ended());
-        let mut others = own.chain(self.strangers()).filter(|pod| pod.key != object.key);
-        others.find(|pod| pod.mounted_claims().any(|(claim, writes)| writes && written.contains(&&*claim)))
+        let mut others = own.chain(self.strangers()).filter(|pod| pod.key != *not);
+        others.find(|pod| pod.mounted_claims().any(|(claim, writes)| writes && claims.iter().any(|it| *it == claim)))
     }
 
     /// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
@@ -159,8 +157,13 @@ impl<'v, 'a> Instances<'v, 'a> {
     pub fn strangers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
         let labelled = self.observed.objects.iter().filter(|object| object.key.is_pod() && self.writes(object));
         let previous = self.previous().map(|pod| &pod.uid);
-        let pods = self.observed.others.iter().chain(labelled.filter(|pod| !self.is_made_by_helper(pod)));
+        let pods = self.observed.others.iter().chain(labelled.filter(|pod| !self.is_made_by_lasting_maker(pod)));
         pods.filter(move |pod| !pod.has_ended() && !self.contains(pod) && previous != Some(&pod.uid))
+    }
+
+    /// Whether the object is one of [`Self::strangers`].
+    pub fn is_stranger(&self, object: &Object) -> bool {
+        self.strangers().any(|stranger| stranger.uid == object.uid)
     }
 
     /// A Pod that can write to the disks of the VM beside its own one: another of its own, or a stranger.
@@ -175,7 +178,7 @@ impl<'v, 'a> Instances<'v, 'a> {
 
     /// Whether something that makes the guest's Pod is the VM's.
     fn is_vms(&self, object: &Object) -> bool {
-        object.maker.is_none() && object.is_maker_of(self.vm) && !is_like_helper(object)
+        object.maker.is_none() && object.is_maker_of(self.vm) && !is_like_lasting_maker(object)
     }
 
     /// Whose an object is, with the names of the Pods that templates render.
@@ -184,12 +187,6 @@ impl<'v, 'a> Instances<'v, 'a> {
             Some(names) => object.whose_with(self.vm, names),
             None => object.whose(self.vm),
         }
-    }
-
-    /// The role that the manager has given the Pod, if it can be true.
-    fn given_role(&self, pod: &Object) -> Option<Role> {
-        let role = pod.given_role().filter(|_| !is_named_by(self.vm, &pod.uid))?;
-        (role != Role::Helper || !self.is_runner(pod)).then_some(role)
     }
 
     fn is_own(&self, pod: &Object) -> bool {
@@ -212,7 +209,7 @@ impl<'v, 'a> Instances<'v, 'a> {
     }
 
     fn is_guest(&self, pod: &Object) -> bool {
-        if self.is_made_by_helper(pod) {
+        if self.is_made_by_lasting_maker(pod) {
             return false;
         }
         let is_labelled = || pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME);
@@ -223,17 +220,17 @@ impl<'v, 'a> Instances<'v, 'a> {
         pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(&claim).is_some())
     }
 
-    fn is_made_by_helper(&self, pod: &Object) -> bool {
-        self.observed.makers_of(pod).any(|maker| self.is_helper(maker))
+    fn is_made_by_lasting_maker(&self, pod: &Object) -> bool {
+        self.observed.makers_of(pod).any(|maker| self.is_lasting_maker(maker))
     }
 
     /// Whether the manager has made it for the VM, but not for as long as the VM runs: it does not make the guest's Pod.
-    fn is_helper(&self, maker: &Object) -> bool {
-        is_like_helper(maker) && maker.origin == Origin::Manager && maker.is_of(self.vm)
+    fn is_lasting_maker(&self, maker: &Object) -> bool {
+        is_like_lasting_maker(maker) && maker.origin == Origin::Manager && maker.is_of(self.vm)
     }
 }
 
 /// Whether it looks like something that templates rendered, but not for as long as the VM runs. Anybody may make something that looks so.
-fn is_like_helper(maker: &Object) -> bool {
+fn is_like_lasting_maker(maker: &Object) -> bool {
     maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker)
 }

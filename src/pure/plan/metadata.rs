@@ -5,12 +5,13 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    object::{HASH_ANNOTATION, RESTARTED_ANNOTATION, Rendered, VERSION_ANNOTATION},
+    object::{HASH_ANNOTATION, RESTARTED_ANNOTATION, ROLE_ANNOTATION, Rendered, VERSION_ANNOTATION},
     observed::{Json, Object},
 };
 
 /// Annotations that describe how the whole object was created. They change only with it.
-pub(super) const OF_WHOLE_OBJECT: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
+pub(super) const OF_WHOLE_OBJECT: [&str; 4] =
+    [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION, ROLE_ANNOTATION];
 
 /// Annotations that only make the kubelet refresh the volumes of a Pod
 /// (<https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically>). A Pod without a node has

@@ -110,7 +110,8 @@ pub(super) fn preconditions(vm: &VirtualMachine, observed: &Observed, plan: &Pla
         let facts = [Fact::SourcesAllowed { is_restart: true }, Fact::RestartPossible];
         all.extend(facts.map(|fact| leave_out(Part::Restart, fact)));
     }
-    if adopts || plan.starts() && is_known(vm) || !unwanted.is_empty() {
+    let makes_running = actions().any(Action::makes_running);
+    if adopts || makes_running && is_known(vm) || !unwanted.is_empty() {
         all.extend([Fact::VmCurrent, Fact::ReportsCurrent].map(|fact| wait(None, fact)));
     }
     if !unwanted.is_empty() {
@@ -132,12 +133,16 @@ fn is_known(vm: &VirtualMachine) -> bool {
     vm.status.as_ref().is_some_and(|status| status.observed_generation.is_none_or(|generation| generation >= 0))
 }
 
-/// The Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
+/// The Pods that the plan deletes although no person wants that: they have ended, nothing has started in them, or they are made again or not needed
+/// any more.
 fn unwanted_pods<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &'a Object> {
     let unwanted = plan.steps.iter().flatten().filter_map(|action| match action {
-        Action::Delete { key, uid, reason: DeleteReason::Ended | DeleteReason::Changed, .. } if key.is_pod() => {
-            Some(uid)
-        }
+        Action::Delete { key, uid, reason, .. } if key.is_pod() => match reason {
+            DeleteReason::Ended | DeleteReason::Changed | DeleteReason::Renewed | DeleteReason::NotRendered => {
+                Some(uid)
+            }
+            DeleteReason::Stop | DeleteReason::Restart | DeleteReason::Force => None,
+        },
         Action::Delete { .. } | Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
     });
     let known = || observed.objects.iter().chain(&observed.others).map(AsRef::as_ref);

@@ -48,7 +48,7 @@ pub(super) fn is_outdated(vm: &VirtualMachine, object: &Rendered, found: &Object
         && pending::differences(object, found).is_none_or(|differences| !differences.is_empty())
 }
 
-fn has_no_guest(pod: &Object, now: Timestamp) -> bool {
+pub(super) fn has_no_guest(pod: &Object, now: Timestamp) -> bool {
     if pod.node_name().is_none() {
         return pod.condition("PodScheduled", "False").is_some();
     }

@@ -308,14 +308,14 @@ mod tests {
                 vec![("pod.yaml.j2", without), ("y.yaml.j2", &helper("server")), ("z.yaml.j2", &second)],
                 "does not mount the claim apple-core-disk",
             ),
-            (vec![("y.yaml.j2", &helper("apple"))], "Pod apple: a helper has another name than its VM"),
+            (vec![("y.yaml.j2", &helper("apple"))], "Pod apple: a helper must have another name than its VM"),
             (
                 vec![("y.yaml.j2", &helper("server").replace("{name: server, image", "{name: vm-runner, image"))],
-                "Pod server: the guest runs in it, so it is no helper",
+                "Pod server: it has the container vm-runner, so it runs the guest and is no helper",
             ),
             (
-                vec![("y.yaml.j2", &pod("server", "vmoperator.jdrupes.org/role: target"))],
-                "Pod server: vmoperator.jdrupes.org/role is helper, not \"target\"",
+                vec![("y.yaml.j2", &pod("server", "vmoperator.jdrupes.org/role: active"))],
+                "Pod server: vmoperator.jdrupes.org/role is helper, not \"active\"",
             ),
             (
                 vec![("y.yaml.j2", &helper("server").replace("kind: Pod", "kind: ConfigMap"))],

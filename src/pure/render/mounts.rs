@@ -135,7 +135,7 @@ pub(super) fn check<'a>(
         Some(second) => {
             let message = format!(
                 "{} can write to a claim of the VM's disks beside {}, in which the guest runs: mount it with readOnly: true, or not at all; what \
-                 fills a disk is an init container of the guest's Pod, and what serves one is the only helper that mounts it, while the guest does not",
+                 fills a disk is an init container of the guest's Pod, and what serves one is the only helper that can write to it, and the guest's Pod does not mount it",
                 second.key, guest.key
             );
             Err(TemplateError::refused(&second.template, message))

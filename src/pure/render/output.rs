@@ -12,8 +12,8 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, ROLE_ANNOTATION, Rendered, Role, UPDATE_ANNOTATION,
-        Update, VERSION_ANNOTATION, labels,
+        HASH_ANNOTATION, HELPER, LIFETIME_ANNOTATION, Lifetime, ObjectKey, ROLE_ANNOTATION, Rendered,
+        UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
     },
     ownership::is_operators_name,
 };
@@ -79,14 +79,14 @@ impl<'a> Scope<'a> {
     fn is_helper(&self, key: &ObjectKey, value: &Value) -> Result<bool, OutputError> {
         let Some(role) = value["metadata"]["annotations"].get(ROLE_ANNOTATION) else { return Ok(false) };
         let refused = |why: &str| Err(OutputError::at(ROLE_ANNOTATION, format!("{key}: {why}")));
-        match role.as_str().map(Role::parse) {
+        match role.as_str() {
             _ if !key.is_pod() => refused(&format!("{ROLE_ANNOTATION} is for Pods")),
-            Some(Some(Role::Helper)) if runs_guest(key, value, &self.runner) => {
-                refused("the guest runs in it, so it is no helper")
+            Some(HELPER) if runs_guest(key, value, &self.runner) => {
+                refused(&format!("it has the container {}, so it runs the guest and is no helper", self.runner))
             }
-            Some(Some(Role::Helper)) if key.name == self.vm => refused("a helper has another name than its VM"),
-            Some(Some(Role::Helper)) => Ok(true),
-            _ => refused(&format!("{ROLE_ANNOTATION} is helper, not {role}")),
+            Some(HELPER) if key.name == self.vm => refused("a helper must have another name than its VM"),
+            Some(HELPER) => Ok(true),
+            _ => refused(&format!("{ROLE_ANNOTATION} is {HELPER}, not {role}")),
         }
     }
 

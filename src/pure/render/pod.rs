@@ -100,7 +100,7 @@ pub(super) fn runs_guest(key: &ObjectKey, value: &Value, runner: &str) -> bool {
 }
 
 /// Whether the object is or makes a guest: a Pod with the container in which QEMU runs.
-pub(super) fn is_guest(object: &Rendered) -> bool {
+pub(crate) fn is_guest(object: &Rendered) -> bool {
     runs_guest(&object.key, &object.value, &object.runner)
 }
 

@@ -89,6 +89,9 @@ fn action_done(action: &Action) -> Option<Event> {
                 ),
                 "Restart",
             ),
+            DeleteReason::Renewed => {
+                (Reason::Restarting, format!("deleted {key} to create it again before the guest starts"), "Restart")
+            }
             DeleteReason::Force => (Reason::Forced, format!("{key} ends without waiting for its guest"), "Stop"),
             DeleteReason::NotRendered => return None,
         },

@@ -122,7 +122,7 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'
         (WantedPower::Up, Some(pod)) if guest.is_up && reconciled.vm.spec.vm.paused => {
             pausing(guest, has_read(reconciled, pod)).into()
         }
-        (WantedPower::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
+        (WantedPower::Up, Some(_)) if guest.is_up => match beside_guest(reconciled, guest) {
             Some(problem) => problem.into(),
             None => Readiness::Ready(Reason::Running, running(&plan.power)),
         },
@@ -158,7 +158,7 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'
             Some(previous) => {
                 stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)).into()
             }
-            None => stopped(&plan.power),
+            None => helper(reconciled).map_or_else(|| stopped(&plan.power), Readiness::from),
         },
     }
 }
@@ -189,6 +189,11 @@ fn device_problem(guest: &ReportedGuest<'_>) -> Option<Problem> {
     let failed = conditions::find(guest.conditions, DEVICES_READY).filter(|_| guest.reports(DEVICES_READY))?;
     let reason = conditions::reason(failed).filter(|reason| reason.uses().contains(DEVICES_READY))?;
     (failed.status == "False").then(|| Problem::new(reason, failed.message.clone()))
+}
+
+/// What is not as it should be although the guest runs.
+fn beside_guest(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>) -> Option<Problem> {
+    device_problem(guest).or_else(|| refused_change(guest)).or_else(|| helper(reconciled))
 }
 
 /// A change of the running VM that QEMU refused, as the runner reports it.
@@ -363,17 +368,16 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
     if reconciled.vm.metadata.deletion_timestamp.is_some() {
         return Problem::new(Reason::BeingDeleted, "the VM is being deleted, so nothing is started for it");
     }
-    match (reconciled.rendered, waits(reconciled).next()) {
+    // What nobody but a person ends comes first.
+    let mut others = waits(reconciled).filter(|wait| helper_of(reconciled, wait).is_none());
+    match (reconciled.rendered, others.next()) {
         (Err(error), _) => not_rendered(reconciled, error),
+        (Ok(_), None) if let Some(problem) = helper(reconciled) => problem,
         (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
             Reason::ClaimInUse,
             format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),
         ),
         (Ok(_), Some(Wait::ClaimForeign(claim, why))) => Problem::new(why.reason(), format!("{claim} {why}")),
-        (Ok(_), Some(Wait::HelperNotReady(key))) => {
-            let problem = reconciled.observed.get(key).and_then(|pod| problem_of_helper(reconciled, pod));
-            problem.unwrap_or_else(|| Problem::new(Reason::Starting, format!("waiting until {key} is ready")))
-        }
         (Ok(_), Some(Wait::ClaimMissing(claim))) => Problem::new(
             Reason::ClaimMissing,
             format!("{claim} with the VM's data does not exist any more: the condition StorageReady says what to do"),
@@ -383,6 +387,57 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
         }
         (Ok(_), None) => Problem::new(Reason::Starting, "waiting for the Pod to start"),
     }
+}
+
+/// The helper for which a plan waits: there is a Pod, or there will be one.
+fn helper_of<'a>(reconciled: &Reconciled<'a>, wait: &'a Wait) -> Option<(&'a ObjectKey, Option<&'a Object>)> {
+    let pod = reconciled.observed.get(wait.key()).map(AsRef::as_ref);
+    let is_about_helper = match wait {
+        Wait::HelperNotReady(_) => true,
+        Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => pod.is_some_and(Object::is_helper),
+        Wait::NotOurs(_) | Wait::ClaimInUse(_) | Wait::ClaimForeign(..) | Wait::ClaimMissing(_) => false,
+    };
+    is_about_helper.then_some((wait.key(), pod))
+}
+
+/// A Pod that helps the guest, and for which the plan waits. The message names it.
+fn helper(reconciled: &Reconciled<'_>) -> Option<Problem> {
+    let plan = reconciled.plan;
+    let (wait, (key, pod)) = plan.waits.iter().find_map(|wait| Some((wait, helper_of(reconciled, wait)?)))?;
+    if let Some(problem) = stuck(reconciled, pod) {
+        return Some(problem);
+    }
+    if let Wait::Gone(_) = wait {
+        let reason = if plan.power.wanted == WantedPower::Up { Reason::WaitingForDeletion } else { Reason::Stopping };
+        return Some(Problem::new(reason, format!("waiting until {key} is gone")));
+    }
+    let Some(why) = pod.and_then(|pod| problem_of_helper(reconciled.vm, pod)) else {
+        return Some(Problem::new(Reason::Starting, format!("waiting until {key} is ready")));
+    };
+    let retry = plan.retry.as_ref().filter(|retry| pod.is_some_and(|pod| pod.uid == retry.pod_uid));
+    let next = retry.map(|it| format!("; try {} is at {}", it.count.saturating_add(1), whole_seconds(it.next.0)));
+    Some(Problem::new(Reason::HelperNotReady, format!("{key}: {why}{}", next.unwrap_or_default())))
+}
+
+/// Why a helper is not ready, in words that stay as long as the cause does.
+fn problem_of_helper(vm: &VirtualMachine, pod: &Object) -> Option<String> {
+    let of_pod = unschedulable(vm, pod).or_else(|| ended_pod(pod)).map(|problem| problem.message);
+    of_pod.or_else(|| {
+        pod.container_statuses().find_map(|status| {
+            let name = string(&status["name"]);
+            if let Some(ended) = end_of(status).filter(|ended| ended["exitCode"] != 0) {
+                return Some(end_of_container(&name, ended));
+            }
+            let waiting = &status["state"]["waiting"];
+            match waiting["reason"].as_str()? {
+                "ContainerCreating" | "PodInitializing" => None,
+                "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
+                    Some(format!("{name}: the node can't get the image {}", string(&status["image"])))
+                }
+                reason => Some(format!("{name}: {reason}: {}", string(&waiting["message"]))),
+            }
+        })
+    })
 }
 
 /// A Pod that should be gone, or whose node does not answer. The message says what a person can do.
@@ -442,15 +497,6 @@ fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<P
         .or_else(|| pause_after_shutdown(pod))
         .or_else(|| reported(vm, pod))
         .or_else(|| start_delayed(vm, pod, now))
-}
-
-/// Why a helper is not ready. The message names the Pod.
-fn problem_of_helper(reconciled: &Reconciled<'_>, pod: &Object) -> Option<Problem> {
-    let problem = unschedulable(reconciled.vm, pod)
-        .or_else(|| ended_pod(pod))
-        .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(reconciled.vm, pod, status)))
-        .or_else(|| start_delayed(reconciled.vm, pod, reconciled.observed.now))?;
-    Some(Problem { message: format!("{}: {}", pod.key, problem.message), ..problem })
 }
 
 fn unschedulable(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {

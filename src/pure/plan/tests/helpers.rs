@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    object::{CONTAINER_NAME, ROLE_ANNOTATION, Role},
+    object::{CONTAINER_NAME, ROLE_ANNOTATION, labels},
     observed::Observed,
     plan::instances::Instances,
 };
@@ -22,6 +22,7 @@ fn served(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     helper.hash = "served".into();
     let value = Arc::make_mut(&mut helper.value);
     value["metadata"]["name"] = json!(SERVER);
+    value["metadata"]["labels"] = json!(labels("apple"));
     value["metadata"]["annotations"] = json!({ ROLE_ANNOTATION: "helper", HASH_ANNOTATION: "served" });
     value["spec"] = json!({ "containers": [{ "name": "server", "image": "x" }], "volumes": disk });
     objects.push(helper);
@@ -95,15 +96,20 @@ fn a_helper_is_there_before_the_guest_and_after_it() {
         ("ready", &up, with(&objects, server, server_ready), vec!["1 make Pod apple"]),
         ("done", &up, with(&objects, server, ended("Succeeded")), vec!["1 make Pod apple"]),
         ("both", &up, with(&objects, both, server_ready), vec![]),
-        ("not ready beside a guest", &up, with(&objects, both, as_it_is), vec![]),
+        ("not ready beside a guest", &up, with(&objects, both, as_it_is), vec!["HelperNotReady apple-server"]),
         ("changed beside a guest", &up, with(&objects, both, changed), vec![]),
-        ("lost beside a guest", &up, with(&objects, guest, as_it_is), vec!["1 make Pod apple-server"]),
-        ("ends beside a guest", &up, with(&objects, both, deleting(SERVER)), vec![]),
+        (
+            "lost beside a guest",
+            &up,
+            with(&objects, guest, as_it_is),
+            vec!["1 make Pod apple-server", "HelperNotReady apple-server"],
+        ),
+        ("ends beside a guest", &up, with(&objects, both, deleting(SERVER)), vec!["HelperNotReady apple-server"]),
         (
             "changed",
             &up,
             with(&objects, server, changed),
-            vec!["0 delete Pod apple-server Changed None", "Gone apple-server"],
+            vec!["0 delete Pod apple-server Renewed None", "Gone apple-server"],
         ),
         ("ends", &up, with(&objects, server, deleting(SERVER)), vec!["Gone apple-server"]),
         ("the guest ends", &up, with(&objects, both, deleting("apple")), vec!["Gone apple"]),
@@ -112,7 +118,7 @@ fn a_helper_is_there_before_the_guest_and_after_it() {
             "restart, without the guest",
             &again,
             with(&objects, server, server_ready),
-            vec!["1 delete Pod apple-server Restart None", "Gone apple-server"],
+            vec!["0 delete Pod apple-server Renewed None", "Gone apple-server"],
         ),
         ("stop", &stopped(), with(&objects, both, server_ready), vec!["0 delete Pod apple", "Gone apple"]),
         ("the guest stops", &stopped(), with(&objects, both, deleting("apple")), vec!["Gone apple"]),
@@ -139,11 +145,14 @@ fn two_pods_never_write_to_one_disk() {
     let ready = |_: &str, pod: &mut Value| is_ready(pod);
     // The guest runs with its disk, and new templates have a helper that serves it: not beside that guest.
     let observed = with(&plain, &[], ready);
-    assert_eq!(pods(&up, &observed), [""; 0]);
+    assert_eq!(pods(&up, &observed), ["HelperNotReady apple-server"]);
     let pending = plan(&up, &observed, Some(&objects)).pending;
     assert!(pending.iter().any(|change| change.path == "objects/Pod/apple-server"), "{pending:?}");
     let again = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
-    assert_eq!(pods(&again, &observed), ["1 delete Pod apple Restart None", "Gone apple"]);
+    assert_eq!(
+        pods(&again, &observed),
+        ["1 delete Pod apple Restart None", "HelperNotReady apple-server", "Gone apple"]
+    );
     // And back: the helper goes before the guest gets the disk.
     let observed = with(&objects, &["apple"], ready);
     let back = short(&plan(&up, &observed, Some(&rendered(&up, &observed))));
@@ -169,37 +178,151 @@ fn only_the_manager_gives_a_role() {
         (helpers.join(" "), guests.join(" "), strangers.join(" "))
     };
     let by = |edit: &dyn Fn(&mut Value)| {
-        roles(&with(&objects, &["apple"], |_, pod| {
+        let mut observed = with(&objects, &["apple"], |_, pod| {
             is_ready(pod);
             edit(pod);
-        }))
+        });
+        observed.pod_names = Some(vec!["apple".into(), SERVER.into()]);
+        roles(&observed)
     };
-    let (helper, guest, stranger) = ((SERVER, "", ""), ("", SERVER, ""), ("", "", SERVER));
+    let (helper, guest, stranger) = ((SERVER, "", ""), ("", SERVER, ""), ("", "", "pretender"));
     let is = |(helpers, guests, strangers): (&str, &str, &str)| (helpers.into(), guests.into(), strangers.into());
     assert_eq!(by(&|_| ()), is(helper));
     // A person has made it with the VM as its owner, and with the annotation. It can write to the disk.
-    assert_eq!(by(&|pod| pod["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create")), is(stranger));
-    assert_eq!(by(&|pod| pod["metadata"]["managedFields"] = json!([])), is(stranger), "a copy of a backup");
+    let by_person = |pod: &mut Value| pod["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+    assert_eq!(by(&by_person), is(guest));
+    assert_eq!(by(&|pod| pod["metadata"]["managedFields"] = json!([])), is(guest), "a backup has brought it back");
+    let pretends = |pod: &mut Value| {
+        by_person(pod);
+        pod["metadata"]["name"] = json!("pretender");
+    };
+    assert_eq!(by(&pretends), is(stranger));
     let annotations = "/metadata/managedFields/0/fieldsV1/f:metadata/f:annotations";
-    let by_person = |pod: &mut Value| {
+    let says_person = |pod: &mut Value| {
         let given = pod.pointer_mut(annotations).and_then(Value::as_object_mut).unwrap();
         assert!(given.remove(&format!("f:{ROLE_ANNOTATION}")).is_some());
     };
-    assert_eq!(by(&by_person), is(guest), "the manager has made the Pod, and a person writes the role");
+    assert_eq!(by(&says_person), is(guest), "the manager has made the Pod, and a person writes the role");
     assert_eq!(by(&|pod| pod["metadata"]["annotations"][ROLE_ANNOTATION] = json!("active")), is(guest));
     assert_eq!(by(&|pod| pod["spec"]["containers"][0]["name"] = json!(CONTAINER_NAME)), is(guest), "it runs the guest");
-    // Nobody starts a guest beside such a Pod, whatever it says.
-    let pretends = with(&objects, &["apple"], |_, pod| {
-        is_ready(pod);
-        pod["metadata"]["managedFields"][0]["manager"] = json!("kubectl-create");
+    // Nobody starts a guest beside such a Pod, whatever it says, and what is the VM's stops with it.
+    for (edit, waits) in [(&pretends as &dyn Fn(&mut Value), "ClaimInUse"), (&by_person, "Gone")] {
+        let mut observed = with(&objects, &["apple"], |_, pod| {
+            is_ready(pod);
+            edit(pod);
+        });
+        observed.pod_names = Some(vec!["apple".into(), SERVER.into()]);
+        let steps = short(&plan(&up, &observed, Some(&served(&up, &observed))));
+        assert!(steps.iter().any(|step| step.starts_with(waits)), "{steps:?}");
+        assert!(!steps.iter().any(|step| step.contains("make Pod")), "{steps:?}");
+        let stops = pods(&stopped(), &observed);
+        assert_eq!(stops.iter().any(|step| step == "0 delete Pod apple-server"), waits == "Gone", "{stops:?}");
+    }
+}
+
+/// The objects with a second helper, which mounts nothing.
+fn with_second(mut objects: Vec<Rendered>) -> Vec<Rendered> {
+    let mut second = objects.iter().find(|object| object.is_helper).unwrap().clone();
+    second.key.name = "apple-second".into();
+    let value = Arc::make_mut(&mut second.value);
+    value["metadata"]["name"] = json!("apple-second");
+    value["spec"]["volumes"] = json!([]);
+    objects.push(second);
+    objects
+}
+
+#[test]
+fn helpers_do_not_wait_for_each_other() {
+    let up = vm(|_| ());
+    let objects = with_second(served(&up, &nothing()));
+    let made = short(&plan(&up, &nothing(), Some(&objects)));
+    for helper in ["1 make Pod apple-server", "1 make Pod apple-second"] {
+        assert!(made.iter().any(|step| step == helper), "{made:?}");
+    }
+    assert!(!made.iter().any(|step| step == "1 make Pod apple"));
+}
+
+#[test]
+fn what_makes_the_guests_pod_counts_as_its_guest() {
+    let up = vm(|_| ());
+    let by_set = |mut objects: Vec<Rendered>| {
+        let pod = objects.iter_mut().find(|object| object.key.is_pod() && !object.is_helper).unwrap();
+        (pod.key.api_version, pod.key.kind) = ("apps/v1".into(), "StatefulSet".into());
+        let value = Arc::make_mut(&mut pod.value);
+        let spec = value["spec"].take();
+        (value["apiVersion"], value["kind"]) = (json!("apps/v1"), json!("StatefulSet"));
+        value["metadata"]["annotations"][LIFETIME_ANNOTATION] = json!("running");
+        value["spec"] = json!({ "template": { "spec": spec } });
+        objects
+    };
+    let (before, after) = (by_set(rendered(&up, &nothing())), by_set(served(&up, &nothing())));
+    let hash = |hash: &'static str| {
+        move |kind: &str, object: &mut Value| {
+            if kind == "StatefulSet" {
+                object["metadata"]["annotations"][HASH_ANNOTATION] = json!(hash);
+            }
+        }
+    };
+    // Its Pod has gone, and the StatefulSet makes it again as it was: with the disk.
+    let observed = applied(&before, hash("before"));
+    let steps = short(&plan(&up, &observed, Some(&after)));
+    assert!(!steps.iter().any(|step| step.contains("make Pod")), "{steps:?}");
+    // One that is as rendered does not mount the disk, so a helper that was lost is made again.
+    let rendered_hash = after.iter().find(|object| object.key.kind == "StatefulSet").unwrap().hash.clone();
+    let observed = applied(&after[..after.len() - 1], move |kind, object| {
+        if kind == "StatefulSet" {
+            object["metadata"]["annotations"][HASH_ANNOTATION] = json!(rendered_hash);
+        }
     });
-    let holds = short(&plan(&up, &pretends, Some(&rendered(&up, &pretends))));
-    assert!(holds.iter().any(|it| it.starts_with("ClaimInUse")) && !holds.iter().any(|it| it.contains("make Pod")));
-    // A target is no second guest's Pod by chance: it waits for the guest of the active one.
-    let target = with(&objects, &["apple"], |_, pod| pod["metadata"]["annotations"][ROLE_ANNOTATION] = json!("target"));
-    let instances = Instances::new(&up, &target);
-    assert!(instances.active().is_none() && instances.guests().count() == 1 && instances.helpers().next().is_none());
-    assert_eq!(Role::parse("active"), None);
-    let waits = short(&plan(&up, &target, Some(&rendered(&up, &target))));
-    assert!(!waits.iter().any(|it| it.contains("make Pod")), "{waits:?}");
+    let steps = short(&plan(&up, &observed, Some(&after)));
+    assert!(steps.iter().any(|step| step == "1 make Pod apple-server"), "{steps:?}");
+    // A stopped VM's helper goes after what makes the guest.
+    let observed = applied(&after, |_, _| ());
+    let steps = short(&plan(&stopped(), &observed, Some(&by_set(served(&stopped(), &observed)))));
+    assert!(steps.iter().any(|step| step == "0 delete StatefulSet apple"), "{steps:?}");
+    assert!(!steps.iter().any(|step| step == "0 delete Pod apple-server"), "{steps:?}");
+}
+
+#[test]
+fn a_key_that_changes_its_role_is_made_anew_without_a_guest() {
+    let up = vm(|_| ());
+    let ready = |_: &str, pod: &mut Value| is_ready(pod);
+    let objects = served(&up, &nothing());
+    // The same Pod is no helper any more.
+    let mut plain = objects.clone();
+    let other = plain.last_mut().unwrap();
+    other.is_helper = false;
+    Arc::make_mut(&mut other.value)["metadata"]["annotations"] = json!({ HASH_ANNOTATION: "served" });
+    let both = short(&plan(&up, &with(&objects, &[], ready), Some(&plain)));
+    assert!(!both.iter().any(|step| step.contains(SERVER)), "{both:?}");
+    let alone = short(&plan(&up, &with(&objects, &["apple"], ready), Some(&plain)));
+    assert_eq!(alone, ["0 delete Pod apple-server", &GONE.replace("apple", SERVER)]);
+    // And it becomes one. It mounts nothing, so no guest may be in it.
+    let mut objects = with_second(objects);
+    objects.retain(|object| object.key.name != SERVER);
+    let mut plain = objects.clone();
+    let other = plain.last_mut().unwrap();
+    other.is_helper = false;
+    Arc::make_mut(&mut other.value)["metadata"]["annotations"] = json!({ HASH_ANNOTATION: "served" });
+    let alone = short(&plan(&up, &with(&plain, &["apple"], ready), Some(&objects)));
+    assert_eq!(alone, ["0 delete Pod apple-second Renewed None", &GONE.replace("apple", "apple-second")]);
+}
+
+#[test]
+fn a_helper_is_kept_for_a_claim_that_goes_with_it_and_stops_without_templates() {
+    let up = vm(|_| ());
+    let objects = served(&up, &nothing());
+    let observed = applied(&objects, |kind, object| {
+        if kind == "PersistentVolumeClaim" && object["metadata"]["name"] == "apple-core-disk" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T12:00:00Z");
+        }
+    });
+    let mut observed = observed;
+    observed.objects.retain(|object| object.key.name != "apple" || !object.key.is_pod());
+    let kept = short(&plan(&up, &observed, Some(&rendered(&up, &observed))));
+    assert!(!kept.iter().any(|step| step.contains("delete Pod")), "{kept:?}");
+    assert_eq!(
+        short(&plan(&stopped(), &observed, None)),
+        ["0 delete Pod apple-server", &GONE.replace("apple", SERVER)]
+    );
 }

@@ -75,10 +75,10 @@ fn a_helper_that_is_not_ready_is_named() {
     value["metadata"]["annotations"][ROLE_ANNOTATION] = json!("helper");
     value["spec"] = json!({ "containers": [{ "name": "server", "image": "x" }] });
     objects.push(helper);
-    let waiting = json!({ "containerStatuses": [{ "name": "server", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } } }] });
+    let waiting = json!({ "containerStatuses": [{ "name": "server", "image": "x", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } } }] });
     for (pod_status, says) in [
         (json!({}), "Starting: waiting until Pod apple-disks is ready"),
-        (waiting, "ImagePullFailed: Pod apple-disks: server: ImagePullBackOff"),
+        (waiting, "HelperNotReady: Pod apple-disks: server: the node can't get the image x"),
     ] {
         let observed = applied(&objects, |kind, object| {
             if kind == "Pod" {

@@ -590,13 +590,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Creates the object, unless another Pod can write to a claim of it.
+    /// Creates the object, unless another Pod can write to a disk of it.
     fn create_runtime_object(&mut self, object: &Rendered) {
         if let Some(writer) = self.writer_beside(object) {
-            if object.is_helper && !self.instances.is_stranger(writer) {
-                // It gets the disk when that Pod is gone.
-                return api::pending::add(&mut self.plan.pending, [pending::created_after_pod(object, writer)]);
-            }
             self.plan.waits.push(Wait::ClaimInUse(writer.key.clone()));
             return self.look_again();
         }

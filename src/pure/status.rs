@@ -464,9 +464,9 @@ fn phase(reconciled: &Reconciled<'_>, guest: &ReportedGuest<'_>, pods: Pods<'_>,
         (WantedPower::Up, None) if is_being_deleted => Phase::Stopped,
         (WantedPower::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
         (WantedPower::Up, Some(_) | None) => Phase::Starting,
-        (WantedPower::Down | WantedPower::Halting, None) if ready != Reason::Stopping => Phase::Stopped,
-        // A helper may still end.
-        (WantedPower::Down | WantedPower::Halting, Some(_) | None) => Phase::Stopping,
+        (WantedPower::Down, None) if ready::is_ending_helper(reconciled) => Phase::Stopping,
+        (WantedPower::Down | WantedPower::Halting, None) => Phase::Stopped,
+        (WantedPower::Down | WantedPower::Halting, Some(_)) => Phase::Stopping,
     }
 }
 

@@ -10,7 +10,7 @@ const HELPER: &str = r#"
 apiVersion: v1
 kind: Pod
 metadata:
-  name: "{{ vm.metadata.name }}-helper"
+  name: {{ vm.metadata.name ~ "-helper" }}
   annotations: {vmoperator.jdrupes.org/role: helper}
 spec:
   terminationGracePeriodSeconds: 1

@@ -6,7 +6,7 @@
 //! | the VM | a guest | no helper exists | it is as rendered | it is not, or a restart is requested | it has failed | it is being deleted |
 //! |---|---|---|---|---|---|---|
 //! | should run | is not there | create it; the guest waits until it is ready | the guest waits until it is ready, or has succeeded | delete it, create it again | create it again, after a growing pause | wait |
-//! | should run | is there | create it | leave it | leave it, unless it is not ready and the guest has not started | create it again, after a growing pause | nothing |
+//! | should run | is there | create it | leave it; Ready says if it is not ready | leave it, unless nobody has anything of it | create it again, after a growing pause | wait |
 //! | should be down | is not there | nothing | delete it | delete it | delete it | wait |
 //! | should be down | is there | nothing | leave it | leave it | leave it | nothing |
 //! | is halting | | nothing | leave it | leave it | leave it | nothing |
@@ -14,14 +14,16 @@
 //! One that no template renders as a helper any more is as one that is not as rendered, and is not created again. A Pod that only has the name of a
 //! rendered helper and in which a guest may run is a guest's Pod of other templates.
 //!
-//! A helper that can write to a disk is not created while another Pod can, and neither is the guest's ([`Planner::writer_beside`]).
+//! A helper that can write to a disk is not created while another Pod can, and neither is the guest's ([`Planner::writer_beside`]). So one that serves a disk
+//! is not created again beside what makes the guest's Pod, a StatefulSet, if that is not as rendered: its Pod may get any disk. One with a claim that is
+//! being deleted is kept, unless the VM should be down: the claim's data goes with its last Pod.
 
 use std::sync::Arc;
 
-use super::{DeleteReason, Existing, Planner, Wait};
+use super::{DeleteReason, Existing, Planner, Wait, pending};
 use crate::{
-    claims,
-    object::{HASH_ANNOTATION, Rendered},
+    api, claims,
+    object::{HASH_ANNOTATION, ObjectKey, Rendered},
     observed::Object,
     plan::{beside::is_beside, unstarted::has_no_guest},
     power::WantedPower,
@@ -38,6 +40,8 @@ impl<'a> Planner<'a> {
         let rendered = self.rendered.unwrap_or_default();
         // Before the waits for helpers themselves, which may need each other.
         let may_start = self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered));
+        // It would serve the guest of a deleted VM.
+        let may_start = may_start && self.instances.previous().is_none();
         let has_guest = self.has_guest();
         let is_left = |helper: &Arc<Object>| !self.runtime_rendered().any(|it| it.is_helper && it.key == helper.key);
         let left: Vec<_> = self.instances.helpers().filter(|helper| is_left(helper)).cloned().collect();
@@ -78,18 +82,20 @@ impl<'a> Planner<'a> {
             return None;
         }
         let gives = |maker: &&Arc<Object>| {
-            let mut rendered = self.runtime_rendered().filter(|it| it.key == maker.key && !is_outdated(it, maker));
+            let mut rendered = self.runtime_rendered().filter(|it| it.key == maker.key && !differs(it, maker));
             rendered.next().is_none_or(|it| self.written_disks(it).iter().any(|disk| written.contains(disk)))
         };
         let maker = || self.makers().filter(|_| object.is_helper).find(gives);
         self.instances.writer_of(&written, &object.key).or_else(maker)
     }
 
-    /// The disks to which the Pod that an object is, or makes, can write.
+    /// The disks to which the Pod that an object is, or makes, can write. A disk that was taken out of the spec may still be in a guest.
     fn written_disks(&self, object: &Rendered) -> Vec<String> {
         let object = with_claims(object);
-        let is_written = |disk: &String| mounted(&object).any(|(claim, writes)| writes && claim == disk);
-        claims::possible_names(self.vm).filter(is_written).collect()
+        let is_rendered = |name: &String| self.is_rendered(&ObjectKey::claim(name));
+        let known = self.vm.status.iter().flat_map(|status| &status.claims).map(|claim| claim.name.clone());
+        let disks = claims::possible_names(self.vm).chain(known.filter(|name| !is_rendered(name)));
+        disks.filter(|disk| mounted(&object).any(|(claim, writes)| writes && claim == disk)).collect()
     }
 
     /// A helper that no template renders any more.
@@ -106,17 +112,15 @@ impl<'a> Planner<'a> {
     /// A helper of a VM that should run. `may_start`: nothing holds up the VM's start.
     fn helper(&mut self, object: &Rendered, existing: Existing<'_>, has_guest: bool, may_start: bool) {
         match existing {
+            Existing::Absent if has_guest => self.helper_beside_guest(object),
             Existing::Absent => {
-                if if has_guest { self.has_what_it_mounts(object) } else { may_start } {
+                if may_start {
                     self.create_runtime_object(object);
                 }
                 self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
             }
-            Existing::Present(found) | Existing::Ended(found) if !has_guest && self.is_replaced(found) => {
-                self.delete_and_wait(found, DeleteReason::Renewed);
-            }
             Existing::Present(found) | Existing::Ended(found)
-                if (is_outdated(object, found) || !found.is_helper()) && (!has_guest || self.is_unused(found)) =>
+                if self.is_outdated(object, found) && (!has_guest || self.is_unused(found)) =>
             {
                 self.delete_unwanted(found, DeleteReason::Renewed);
             }
@@ -127,11 +131,37 @@ impl<'a> Planner<'a> {
                 }
             }
             Existing::Ended(found) if found.phase() == Some("Succeeded") => {}
+            // It could not be made again.
+            Existing::Ended(found)
+                if self.claim_that_goes_with(found).is_some() || self.writer_beside(object).is_some() =>
+            {
+                self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
+            }
             Existing::Ended(found) => self.retry_ended(found),
-            Existing::Deleting(found) if !has_guest => self.wait_until_gone(found),
-            Existing::Deleting(_) => self.plan.waits.push(Wait::HelperNotReady(object.key.clone())),
+            Existing::Deleting(found) => self.wait_until_gone(found),
             Existing::NotOurs => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
         }
+    }
+
+    /// A helper that does not exist while the guest does: it was lost, or it is new.
+    fn helper_beside_guest(&mut self, object: &Rendered) {
+        match self.writer_beside(object) {
+            // It gets the disk at the next start.
+            Some(writer) if !self.instances.is_stranger(writer) => {
+                api::pending::add(&mut self.plan.pending, [pending::created_after_pod(object, writer)]);
+            }
+            _ => {
+                if self.has_what_it_mounts(object) {
+                    self.create_runtime_object(object);
+                }
+                self.plan.waits.push(Wait::HelperNotReady(object.key.clone()));
+            }
+        }
+    }
+
+    /// Whether a helper is made anew before the next start.
+    fn is_outdated(&self, object: &Rendered, found: &Object) -> bool {
+        differs(object, found) || !found.is_helper() || self.is_replaced(found)
     }
 
     /// Whether the plan waits for nothing that the Pod mounts.
@@ -140,10 +170,14 @@ impl<'a> Planner<'a> {
         !self.plan.waits.iter().any(|wait| mounts.iter().any(|mount| mount.key == *wait.key()))
     }
 
-    /// Whether a helper is not ready, and no guest has started with it.
+    /// Whether nobody has anything of a helper: it is not ready, and none of its containers has started, or no guest has started with it.
     fn is_unused(&self, helper: &Object) -> bool {
         let is_waiting = |pod: &Arc<Object>| has_no_guest(pod, self.observed.now);
-        !is_ready(helper) && self.makers().next().is_none() && self.instances.guests().all(is_waiting)
+        let has_no_user = || self.makers().next().is_none() && self.instances.guests().all(is_waiting);
+        let mut statuses = helper.container_statuses().peekable();
+        let has_begun = statuses.peek().is_none()
+            || statuses.any(|status| status["state"]["waiting"].is_null() || status["restartCount"].as_u64() > Some(0));
+        !is_ready(helper) && (!has_begun || has_no_user())
     }
 
     /// A helper of a VM that should be down, and whose guest is gone.
@@ -155,16 +189,16 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Deletes a Pod although no person wants that, unless a claim would go with it.
-    fn delete_unwanted(&mut self, pod: &Object, reason: DeleteReason) {
-        match self.claim_that_goes_with(pod) {
-            Some(claim) => self.plan.waits.push(Wait::Gone(claim.key.clone())),
-            None => self.delete_and_wait(pod, reason),
+    /// Deletes a helper although no person wants that, unless a claim would go with it.
+    fn delete_unwanted(&mut self, helper: &Object, reason: DeleteReason) {
+        match self.claim_that_goes_with(helper) {
+            Some(_) => self.plan.waits.push(Wait::HelperNotReady(helper.key.clone())),
+            None => self.delete_and_wait(helper, reason),
         }
     }
 }
 
-fn is_outdated(object: &Rendered, found: &Object) -> bool {
+fn differs(object: &Rendered, found: &Object) -> bool {
     found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
 }
 

@@ -111,17 +111,21 @@ impl<'v, 'a> Instances<'v, 'a> {
         self.all.iter().any(|instance| instance.pod.uid == object.uid)
     }
 
-    /// A Pod with another key than `not` that can write to one of these claims.
+    /// A Pod that can write to one of these claims, but not the VM's own with the key `not`.
     pub fn writer_of(&self, claims: &[String], not: &ObjectKey) -> Option<&'a Arc<Object>> {
-        let own = self.all.iter().map(|instance| instance.pod).filter(|pod| !pod.has_ended());
-        let mut others = own.chain(self.strangers()).filter(|pod| pod.key != *not);
+        let of_vm = self.all.iter().map(|instance| instance.pod).chain(self.former()).filter(|pod| !pod.has_ended());
+        let mut others = of_vm.chain(self.strangers()).filter(|pod| pod.key != *not || !self.contains(pod));
         others.find(|pod| pod.mounted_claims().any(|(claim, writes)| writes && claims.iter().any(|it| *it == claim)))
     }
 
     /// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
     pub fn previous(&self) -> Option<&'a Arc<Object>> {
-        let mut pods = self.observed.objects.iter().filter(|object| object.key.is_pod());
-        pods.find(|pod| !self.is_own(pod) && self.is_former(pod) && self.is_guest(pod))
+        self.former().next()
+    }
+
+    fn former(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let pods = self.observed.objects.iter().filter(|object| object.key.is_pod());
+        pods.filter(|pod| !self.is_own(pod) && self.is_former(pod) && self.is_guest(pod))
     }
 
     /// What makes Pods and is the VM's: workloads, and whatever exists only while the VM runs and is of no built-in kind. Of a chain

@@ -133,14 +133,13 @@ fn is_known(vm: &VirtualMachine) -> bool {
     vm.status.as_ref().is_some_and(|status| status.observed_generation.is_none_or(|generation| generation >= 0))
 }
 
-/// The Pods that the plan deletes although no person wants that: they have ended, nothing has started in them, or they are made again or not needed
-/// any more.
+/// The Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
 fn unwanted_pods<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &'a Object> {
     let unwanted = plan.steps.iter().flatten().filter_map(|action| match action {
         Action::Delete { key, uid, reason, .. } if key.is_pod() => match reason {
-            DeleteReason::Ended | DeleteReason::Changed | DeleteReason::Renewed | DeleteReason::NotRendered => {
-                Some(uid)
-            }
+            DeleteReason::Ended | DeleteReason::Changed => Some(uid),
+            // Of helpers: the plan itself knows the VM's claims.
+            DeleteReason::Renewed | DeleteReason::NotRendered => None,
             DeleteReason::Stop | DeleteReason::Restart | DeleteReason::Force => None,
         },
         Action::Delete { .. } | Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,

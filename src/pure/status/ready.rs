@@ -325,8 +325,8 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Readiness {
     if let Some(problem) = stuck(reconciled, Some(pod)) {
         return problem.into();
     }
-    let problem =
-        problem_of_pod(vm, pod, observed.now).unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
+    let problem = problem_of_pod(vm, pod, observed.now).or_else(|| helper(reconciled));
+    let problem = problem.unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
     let mut more = String::new();
     if let Some(claim) = kept_for(plan, pod) {
         more += &format!(
@@ -411,12 +411,30 @@ fn helper(reconciled: &Reconciled<'_>) -> Option<Problem> {
         let reason = if plan.power.wanted == WantedPower::Up { Reason::WaitingForDeletion } else { Reason::Stopping };
         return Some(Problem::new(reason, format!("waiting until {key} is gone")));
     }
+    if let Some(claim) = pod.and_then(|pod| deleted_claim(reconciled, pod)) {
+        let message = format!(
+            "{key} is not made anew, because {claim} is being deleted and goes with its last Pod: copy its data first, then delete the Pod"
+        );
+        return Some(Problem::new(Reason::HelperNotReady, message));
+    }
     let Some(why) = pod.and_then(|pod| problem_of_helper(reconciled.vm, pod)) else {
         return Some(Problem::new(Reason::Starting, format!("waiting until {key} is ready")));
     };
     let retry = plan.retry.as_ref().filter(|retry| pod.is_some_and(|pod| pod.uid == retry.pod_uid));
     let next = retry.map(|it| format!("; try {} is at {}", it.count.saturating_add(1), whole_seconds(it.next.0)));
     Some(Problem::new(Reason::HelperNotReady, format!("{key}: {why}{}", next.unwrap_or_default())))
+}
+
+/// A claim of the VM that is being deleted and that the Pod mounts.
+fn deleted_claim<'a>(reconciled: &Reconciled<'a>, pod: &Object) -> Option<&'a ObjectKey> {
+    let mut claims = pod.mounted_claims().filter_map(|(claim, _)| reconciled.observed.claim(&claim));
+    claims.find(|claim| claim.deleting.is_some()).map(|claim| &claim.key)
+}
+
+/// Whether the plan waits until a Pod is gone that has helped the guest.
+pub(super) fn is_ending_helper(reconciled: &Reconciled<'_>) -> bool {
+    let mut deletions = reconciled.plan.waits.iter().filter(|wait| super::is_deletion(wait));
+    deletions.any(|wait| helper_of(reconciled, wait).is_some())
 }
 
 /// Why a helper is not ready, in words that stay as long as the cause does.

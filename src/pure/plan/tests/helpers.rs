@@ -104,7 +104,7 @@ fn a_helper_is_there_before_the_guest_and_after_it() {
             with(&objects, guest, as_it_is),
             vec!["1 make Pod apple-server", "HelperNotReady apple-server"],
         ),
-        ("ends beside a guest", &up, with(&objects, both, deleting(SERVER)), vec!["HelperNotReady apple-server"]),
+        ("ends beside a guest", &up, with(&objects, both, deleting(SERVER)), vec!["Gone apple-server"]),
         (
             "changed",
             &up,
@@ -145,14 +145,11 @@ fn two_pods_never_write_to_one_disk() {
     let ready = |_: &str, pod: &mut Value| is_ready(pod);
     // The guest runs with its disk, and new templates have a helper that serves it: not beside that guest.
     let observed = with(&plain, &[], ready);
-    assert_eq!(pods(&up, &observed), ["HelperNotReady apple-server"]);
+    assert_eq!(pods(&up, &observed), [""; 0]);
     let pending = plan(&up, &observed, Some(&objects)).pending;
     assert!(pending.iter().any(|change| change.path == "objects/Pod/apple-server"), "{pending:?}");
     let again = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
-    assert_eq!(
-        pods(&again, &observed),
-        ["1 delete Pod apple Restart None", "HelperNotReady apple-server", "Gone apple"]
-    );
+    assert_eq!(pods(&again, &observed), ["1 delete Pod apple Restart None", "Gone apple"]);
     // And back: the helper goes before the guest gets the disk.
     let observed = with(&objects, &["apple"], ready);
     let back = short(&plan(&up, &observed, Some(&rendered(&up, &observed))));
@@ -164,6 +161,36 @@ fn two_pods_never_write_to_one_disk() {
     let both = with(&objects, &[], ready);
     assert!(!short(&plan(&up, &both, Some(&rendered(&up, &both)))).iter().any(|it| it.contains("delete")));
     assert_eq!(short(&plan(&stopped(), &both, None)), ["0 delete Pod apple", GONE]);
+}
+
+#[test]
+fn a_helper_waits_for_the_guest_of_a_deleted_vm_of_the_same_name() {
+    let up = vm(|_| ());
+    let observed = with(&served(&up, &nothing()), &[SERVER], |_, pod| {
+        pod["metadata"]["ownerReferences"][0]["uid"] = json!("former");
+        pod["spec"]["volumes"] = json!([{ "name": "d", "persistentVolumeClaim": { "claimName": "apple-core-disk" } }]);
+        pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T12:00:00Z");
+        is_ready(pod);
+    });
+    let steps = pods(&up, &observed);
+    assert!(
+        steps.iter().any(|step| step == "Gone apple") && !steps.iter().any(|step| step.contains("make")),
+        "{steps:?}"
+    );
+}
+
+#[test]
+fn a_disk_that_was_taken_out_of_the_spec_is_still_the_guests() {
+    let up = vm(|vm| vm["status"] = json!({ "claims": [{ "name": "apple-old-disk", "uid": "u" }] }));
+    let old = json!([{ "name": "d", "persistentVolumeClaim": { "claimName": "apple-old-disk" } }]);
+    let mut objects = served(&up, &nothing());
+    Arc::make_mut(&mut objects.last_mut().unwrap().value)["spec"]["volumes"] = old.clone();
+    let observed = with(&objects, &[SERVER], |_, pod| {
+        pod["spec"]["volumes"] = old.clone();
+        is_ready(pod);
+    });
+    let steps = short(&plan(&up, &observed, Some(&objects)));
+    assert!(!steps.iter().any(|step| step.contains("make Pod")), "{steps:?}");
 }
 
 #[test]

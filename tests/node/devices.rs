@@ -87,7 +87,7 @@ async fn output(namespace: &TestNamespace, name: &str, limits: Value, context: V
     } });
     namespace.apply(&pod.to_string());
     namespace.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", &format!("pod/{name}"), "--timeout=600s"]);
-    namespace.log(name)
+    namespace.kubectl(&["logs", name])
 }
 
 /// KVM does not work on every computer that runs the tests, so the test plays the trial; the devices are those of the computer.

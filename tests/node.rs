@@ -28,12 +28,7 @@ mod support;
 #[path = "node/vmctl.rs"]
 mod vmctl;
 
-use std::{
-    path::PathBuf,
-    process::Command,
-    sync::{Mutex, OnceLock, PoisonError},
-    time::Duration,
-};
+use std::{path::PathBuf, process::Command, sync::OnceLock, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -95,12 +90,7 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     let manifests: Vec<&str> =
         manifests.split("\n---\n").filter(|text| !text.contains("name: vms.vmoperator.jdrupes.org")).collect();
     let quickstart: String = manifests.join("\n---\n").replace("vmop-demo", namespace.name());
-    // Two tests that create the roles of the cluster at the same time would get "already exists".
-    static APPLY: Mutex<()> = Mutex::new(());
-    {
-        let _alone = APPLY.lock().unwrap_or_else(PoisonError::into_inner);
-        namespace.apply(&quickstart);
-    }
+    namespace.apply(&quickstart);
     if namespace.kubectl(&["get", "configmap", "vm-operator", "--ignore-not-found"]).is_empty() {
         namespace.apply(&configuration(""));
     }

@@ -336,7 +336,14 @@ impl TestNamespace {
     pub fn apply(&self, manifests: &str) -> String {
         let file = NamedTempFile::with_suffix(".yaml").expect("a temporary file");
         std::fs::write(file.path(), manifests).expect("writing manifests");
-        self.kubectl(&["apply", "--filename", &file.path().to_string_lossy()])
+        let path = file.path().to_string_lossy();
+        let args = ["--namespace", &self.name, "apply", "--filename", &path];
+        match self.cluster.try_kubectl(&args) {
+            Ok(said) => said,
+            // Another test has made the same object of the whole cluster at the same time.
+            Err(error) if error.contains("(AlreadyExists)") => self.cluster.kubectl(&args),
+            Err(error) => panic!("kubectl apply: {error}"),
+        }
     }
 }
 

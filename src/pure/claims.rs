@@ -171,6 +171,13 @@ pub fn is_given_up(vm: &VirtualMachine, uid: &str) -> bool {
     given_up.split(',').any(|given_up| given_up.trim() == uid)
 }
 
+/// A claim of the VM that is being deleted, and that nobody has given up. It exists only as long as a Pod mounts it, even a Pod that has ended or in
+/// which nothing has started.
+pub fn that_goes_with_pod<'a>(vm: &VirtualMachine, observed: &'a Observed, pod: &Object) -> Option<&'a Arc<Object>> {
+    let mut claims = pod.mounted_claims().filter_map(|(claim, _)| observed.claim(&claim));
+    claims.find(|claim| claim.deleting.is_some() && !is_given_up(vm, &claim.uid))
+}
+
 /// Whether the claim had no volume and could not become as the spec wants it when the manager saw it last, so that a person was told to delete
 /// it ([`sentence`]), and no guest of the VM has ever run: a runner's first report takes the condition Running away from the manager, and
 /// leaves the UID of its Pod.

@@ -16,7 +16,8 @@ use serde_json::Value;
 use crate::{
     api::GROUP,
     object::{
-        APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, ephemeral_claim, named_vm,
+        APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, HASH_ANNOTATION, MANAGED_BY, ObjectKey, Rendered,
+        ephemeral_claim, named_vm,
     },
     ownership::{
         self, OBJECT_MANAGER, Writer,
@@ -313,6 +314,11 @@ impl Object {
     /// Whether a legacy runner runs in the Pod: one of the VM-Operator in Java, which reports in another way than ours.
     pub fn has_legacy_runner(&self) -> bool {
         self.runner_container_name() != CONTAINER_NAME
+    }
+
+    /// Whether it was applied from what is rendered now, so that it need not be applied again.
+    pub fn is_as(&self, rendered: &Rendered) -> bool {
+        self.annotations.get(HASH_ANNOTATION) == Some(&rendered.hash)
     }
 
     /// Whether [`OBJECT_MANAGER`] owns every field of `rendered`. When another client changes or removes a field, the API server moves

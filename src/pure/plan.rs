@@ -36,9 +36,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{self, PendingChange, VirtualMachine, status::Retry},
     claims,
-    object::{
-        AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
-    },
+    object::{AGENT_NAME, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update},
     observed::{Object, Observed, whose::Whose},
     power::{
         self, Power, WantedPower,
@@ -649,10 +647,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A claim that is being deleted. It exists only as long as a Pod mounts it, even a Pod that has ended or in which nothing has started.
     fn claim_that_goes_with(&self, pod: &Object) -> Option<&'a Arc<Object>> {
-        let mut claims = pod.mounted_claims().filter_map(|(claim, _)| self.observed.claim(&claim));
-        claims.find(|claim| claim.deleting.is_some() && !claims::is_given_up(self.vm, &claim.uid))
+        claims::that_goes_with_pod(self.vm, self.observed, pod)
     }
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {
@@ -714,7 +710,7 @@ impl<'a> Planner<'a> {
 
     /// Changes an existing object if it is not as rendered.
     fn change(&mut self, step: usize, object: &Rendered, found: &Arc<Object>) {
-        let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
+        let is_same = found.is_as(object);
         let uid = || found.uid.clone();
         let label = |patch| Action::Label { key: object.key.clone(), uid: uid(), patch };
         let is_taken =
@@ -765,7 +761,7 @@ impl<'a> Planner<'a> {
         if let Some(spec) = owned["spec"].as_object_mut() {
             spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
         }
-        let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
+        let is_same = found.is_as(object);
         let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
         let is_others = claims::has_other_vm(self.vm, found);
         let is_taken = is_others || !matches!(claims::whose(self.vm, self.observed, found), claims::Whose::Own);

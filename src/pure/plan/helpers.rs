@@ -23,9 +23,12 @@ use std::sync::Arc;
 use super::{DeleteReason, Existing, Planner, Wait, pending};
 use crate::{
     api, claims,
-    object::{HASH_ANNOTATION, ObjectKey, Rendered},
+    object::{ObjectKey, Rendered},
     observed::Object,
-    plan::{beside::is_beside, unstarted::has_no_guest},
+    plan::{
+        beside::is_beside,
+        unstarted::{has_no_guest, has_started},
+    },
     power::WantedPower,
     render::{
         mounts::mounted,
@@ -37,6 +40,9 @@ use crate::{
 impl<'a> Planner<'a> {
     /// The table at the head of this module.
     pub(super) fn helpers(&mut self) {
+        if self.instances.helpers().next().is_none() && !self.runtime_rendered().any(|object| object.is_helper) {
+            return;
+        }
         let rendered = self.rendered.unwrap_or_default();
         // Before the waits for helpers themselves, which may need each other.
         let may_start = self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered));
@@ -50,7 +56,7 @@ impl<'a> Planner<'a> {
         }
         for object in self.runtime_rendered().filter(|object| object.is_helper) {
             let existing = self.existing(object);
-            let is_guests = |found: &Object| self.instances.guests().any(|pod| pod.uid == found.uid);
+            let is_guests = |found: &Object| self.instances.contains(found) && !found.is_helper();
             match (self.plan.power.wanted, existing) {
                 (_, Existing::Present(found) | Existing::Ended(found) | Existing::Deleting(found))
                     if is_guests(found) => {}
@@ -82,7 +88,7 @@ impl<'a> Planner<'a> {
             return None;
         }
         let gives = |maker: &&Arc<Object>| {
-            let mut rendered = self.runtime_rendered().filter(|it| it.key == maker.key && !differs(it, maker));
+            let mut rendered = self.runtime_rendered().filter(|it| it.key == maker.key && maker.is_as(it));
             rendered.next().is_none_or(|it| self.written_disks(it).iter().any(|disk| written.contains(disk)))
         };
         let maker = || self.makers().filter(|_| object.is_helper).find(gives);
@@ -161,7 +167,7 @@ impl<'a> Planner<'a> {
 
     /// Whether a helper is made anew before the next start.
     fn is_outdated(&self, object: &Rendered, found: &Object) -> bool {
-        differs(object, found) || !found.is_helper() || self.is_replaced(found)
+        !found.is_as(object) || !found.is_helper() || self.is_replaced(found)
     }
 
     /// Whether the plan waits for nothing that the Pod mounts.
@@ -174,9 +180,8 @@ impl<'a> Planner<'a> {
     fn is_unused(&self, helper: &Object) -> bool {
         let is_waiting = |pod: &Arc<Object>| has_no_guest(pod, self.observed.now);
         let has_no_user = || self.makers().next().is_none() && self.instances.guests().all(is_waiting);
-        let mut statuses = helper.container_statuses().peekable();
-        let has_begun = statuses.peek().is_none()
-            || statuses.any(|status| status["state"]["waiting"].is_null() || status["restartCount"].as_u64() > Some(0));
+        let mut reported = helper.container_statuses().peekable();
+        let has_begun = reported.peek().is_none() || reported.any(has_started);
         !is_ready(helper) && (!has_begun || has_no_user())
     }
 
@@ -196,10 +201,6 @@ impl<'a> Planner<'a> {
             None => self.delete_and_wait(helper, reason),
         }
     }
-}
-
-fn differs(object: &Rendered, found: &Object) -> bool {
-    found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
 }
 
 fn is_ready(pod: &Object) -> bool {

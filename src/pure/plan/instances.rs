@@ -58,7 +58,7 @@ pub struct Instances<'v, 'a> {
     vm: &'v VirtualMachine,
     name: String,
     observed: &'a Observed,
-    /// The VM's Pods, the active one first.
+    /// The VM's Pods.
     all: Vec<Instance<'a>>,
 }
 
@@ -86,24 +86,27 @@ impl<'v, 'a> Instances<'v, 'a> {
             };
             Some(Instance { pod, role })
         });
-        let mut all: Vec<_> = instances.collect();
-        all.sort_by_key(|instance| instance.role != Role::Active);
+        let all = instances.collect();
         Self { all, ..found }
     }
 
     /// The Pod in which the guest runs, of which the status reports.
     pub fn active(&self) -> Option<&'a Arc<Object>> {
-        self.guests().next()
+        self.with_role(Role::Active).next()
     }
 
     /// The Pods in which a guest runs or may run, the active one first.
     pub fn guests(&self) -> impl Iterator<Item = &'a Arc<Object>> {
-        self.all.iter().filter(|instance| instance.role != Role::Helper).map(|instance| instance.pod)
+        self.active().into_iter().chain(self.with_role(Role::Second))
     }
 
     /// The Pods that help the guest.
     pub fn helpers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
-        self.all.iter().filter(|instance| instance.role == Role::Helper).map(|instance| instance.pod)
+        self.with_role(Role::Helper)
+    }
+
+    fn with_role(&self, role: Role) -> impl Iterator<Item = &'a Arc<Object>> {
+        self.all.iter().filter(move |instance| instance.role == role).map(|instance| instance.pod)
     }
 
     /// Whether the object is one of the VM's Pods.
@@ -172,7 +175,7 @@ impl<'v, 'a> Instances<'v, 'a> {
 
     /// A Pod that can write to the disks of the VM beside its own one: another of its own, or a stranger.
     pub fn second(&self) -> Option<&'a Arc<Object>> {
-        let own = self.guests().skip(1).find(|pod| !pod.has_ended());
+        let own = self.with_role(Role::Second).find(|pod| !pod.has_ended());
         own.or_else(|| self.strangers().next())
     }
 

@@ -136,12 +136,9 @@ fn is_known(vm: &VirtualMachine) -> bool {
 /// The Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
 fn unwanted_pods<'a>(observed: &'a Observed, plan: &'a Plan) -> impl Iterator<Item = &'a Object> {
     let unwanted = plan.steps.iter().flatten().filter_map(|action| match action {
-        Action::Delete { key, uid, reason, .. } if key.is_pod() => match reason {
-            DeleteReason::Ended | DeleteReason::Changed => Some(uid),
-            // Of helpers: the plan itself knows the VM's claims.
-            DeleteReason::Renewed | DeleteReason::NotRendered => None,
-            DeleteReason::Stop | DeleteReason::Restart | DeleteReason::Force => None,
-        },
+        Action::Delete { key, uid, reason: DeleteReason::Ended | DeleteReason::Changed, .. } if key.is_pod() => {
+            Some(uid)
+        }
         Action::Delete { .. } | Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
     });
     let known = || observed.objects.iter().chain(&observed.others).map(AsRef::as_ref);

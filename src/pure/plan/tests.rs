@@ -7,7 +7,7 @@ mod retry;
 
 use super::*;
 use crate::{
-    object::{FORCE_STOP_ANNOTATION, VERSION_ANNOTATION},
+    object::{FORCE_STOP_ANNOTATION, HASH_ANNOTATION, VERSION_ANNOTATION},
     render::TemplateSet,
     test_support::{applied, noon, nothing, rendered, set_by, stopped, vm},
 };

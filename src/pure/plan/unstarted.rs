@@ -25,11 +25,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::pending;
-use crate::{
-    api::VirtualMachine,
-    object::{HASH_ANNOTATION, Rendered},
-    observed::Object,
-};
+use crate::{api::VirtualMachine, object::Rendered, observed::Object};
 
 /// The time after which a Pod that has a node should have created its containers.
 const LATE: SignedDuration = SignedDuration::from_mins(2);
@@ -43,7 +39,7 @@ pub(super) fn is_outdated(vm: &VirtualMachine, object: &Rendered, found: &Object
     let reporting = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
     object.key.is_pod()
         && reporting != Some(&found.uid)
-        && found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
+        && !found.is_as(object)
         && has_no_guest(found, now)
         && pending::differences(object, found).is_none_or(|differences| !differences.is_empty())
 }
@@ -111,7 +107,7 @@ fn statuses<'a>(pod: &'a Object, list: &str) -> impl Iterator<Item = &'a Value> 
 }
 
 /// Whether a container has ever started, as the kubelet reports it.
-fn has_started(status: &Value) -> bool {
+pub(super) fn has_started(status: &Value) -> bool {
     let states = [&status["state"]["running"], &status["state"]["terminated"], &status["lastState"]["terminated"]];
     states.into_iter().any(Value::is_object) || status["started"] == true || status["restartCount"].as_u64() > Some(0)
 }

@@ -12,7 +12,7 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, HELPER, LIFETIME_ANNOTATION, Lifetime, ObjectKey, ROLE_ANNOTATION, Rendered,
+        HASH_ANNOTATION, HELPER, INSTANCE_LABEL, LIFETIME_ANNOTATION, Lifetime, ObjectKey, ROLE_ANNOTATION, Rendered,
         UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
     },
     ownership::is_operators_name,
@@ -24,7 +24,6 @@ const RESERVED_METADATA: [&str; 6] =
 
 /// What all objects of a VM have in common, and which kinds they may be.
 pub(super) struct Scope<'a> {
-    vm: String,
     namespace: Option<String>,
     labels: BTreeMap<String, String>,
     owner: Option<OwnerReference>,
@@ -36,7 +35,7 @@ pub(super) struct Scope<'a> {
 impl<'a> Scope<'a> {
     pub(super) fn of(vm: &VirtualMachine, runner: String, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&());
-        Self { vm: vm.name_any(), namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, runner, kinds }
+        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, runner, kinds }
     }
 
     /// Refuses what a template may not set.
@@ -84,7 +83,9 @@ impl<'a> Scope<'a> {
             Some(HELPER) if runs_guest(key, value, &self.runner) => {
                 refused(&format!("it has the container {}, so it runs the guest and is no helper", self.runner))
             }
-            Some(HELPER) if key.name == self.vm => refused("a helper must have another name than its VM"),
+            Some(HELPER) if self.labels.get(INSTANCE_LABEL) == Some(&key.name) => {
+                refused("a helper must have another name than its VM")
+            }
             Some(HELPER) => Ok(true),
             _ => refused(&format!("{ROLE_ANNOTATION} is {HELPER}, not {role}")),
         }

@@ -15,8 +15,9 @@ use crate::{
         Accelerator, Problem, Reason, VirtualMachine,
         conditions::{self, CHANGES_APPLIED, DEVICES_READY, NewCondition, READY, RUNNING},
         reasons::Effect,
-        status::{Halted, whole_seconds},
+        status::{Halted, Retry, whole_seconds},
     },
+    claims,
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
     observed::{NodeState, Object, end_of, printable},
     ownership::is_said_by_runner,
@@ -329,14 +330,10 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Readiness {
     let problem = problem.unwrap_or_else(|| Problem::new(Reason::Starting, on_its_way(pod)));
     let mut more = String::new();
     if let Some(claim) = kept_for(plan, pod) {
-        more += &format!(
-            "; the Pod is kept, because claim {} is being deleted and goes with its last Pod: copy its data first, then delete the Pod",
-            claim.name
-        );
+        more += &format!("; the Pod is kept, because {}", goes_with_last_pod(&format!("claim {}", claim.name)));
     }
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
-        let next = whole_seconds(retry.next.0);
-        more += &format!("; try {} is at {next}", retry.count.saturating_add(1));
+        more += &next_pod(retry);
     }
     if let Some(change) = plan.pending.first() {
         let others = match plan.pending.len() - 1 {
@@ -369,7 +366,7 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
         return Problem::new(Reason::BeingDeleted, "the VM is being deleted, so nothing is started for it");
     }
     // What nobody but a person ends comes first.
-    let mut others = waits(reconciled).filter(|wait| helper_of(reconciled, wait).is_none());
+    let mut others = waits(reconciled).filter(|wait| !is_about_helper(reconciled, wait));
     match (reconciled.rendered, others.next()) {
         (Err(error), _) => not_rendered(reconciled, error),
         (Ok(_), None) if let Some(problem) = helper(reconciled) => problem,
@@ -389,21 +386,22 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
     }
 }
 
-/// The helper for which a plan waits: there is a Pod, or there will be one.
-fn helper_of<'a>(reconciled: &Reconciled<'a>, wait: &'a Wait) -> Option<(&'a ObjectKey, Option<&'a Object>)> {
-    let pod = reconciled.observed.get(wait.key()).map(AsRef::as_ref);
-    let is_about_helper = match wait {
+/// Whether a plan waits for a Pod that helps the guest.
+fn is_about_helper(reconciled: &Reconciled<'_>, wait: &Wait) -> bool {
+    match wait {
         Wait::HelperNotReady(_) => true,
-        Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) | Wait::Retry(_) => pod.is_some_and(Object::is_helper),
+        Wait::Gone(key) | Wait::Overdue(key) | Wait::NotRemoved(key) | Wait::Retry(key) => {
+            reconciled.observed.get(key).is_some_and(|pod| pod.is_helper())
+        }
         Wait::NotOurs(_) | Wait::ClaimInUse(_) | Wait::ClaimForeign(..) | Wait::ClaimMissing(_) => false,
-    };
-    is_about_helper.then_some((wait.key(), pod))
+    }
 }
 
 /// A Pod that helps the guest, and for which the plan waits. The message names it.
 fn helper(reconciled: &Reconciled<'_>) -> Option<Problem> {
-    let plan = reconciled.plan;
-    let (wait, (key, pod)) = plan.waits.iter().find_map(|wait| Some((wait, helper_of(reconciled, wait)?)))?;
+    let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
+    let wait = plan.waits.iter().find(|wait| is_about_helper(reconciled, wait))?;
+    let (key, pod) = (wait.key(), observed.get(wait.key()).map(AsRef::as_ref));
     if let Some(problem) = stuck(reconciled, pod) {
         return Some(problem);
     }
@@ -411,30 +409,32 @@ fn helper(reconciled: &Reconciled<'_>) -> Option<Problem> {
         let reason = if plan.power.wanted == WantedPower::Up { Reason::WaitingForDeletion } else { Reason::Stopping };
         return Some(Problem::new(reason, format!("waiting until {key} is gone")));
     }
-    if let Some(claim) = pod.and_then(|pod| deleted_claim(reconciled, pod)) {
-        let message = format!(
-            "{key} is not made anew, because {claim} is being deleted and goes with its last Pod: copy its data first, then delete the Pod"
-        );
+    if let Some(claim) = pod.and_then(|pod| claims::that_goes_with_pod(vm, observed, pod)) {
+        let message = format!("{key} is not made anew, because {}", goes_with_last_pod(&claim.key.to_string()));
         return Some(Problem::new(Reason::HelperNotReady, message));
     }
-    let Some(why) = pod.and_then(|pod| problem_of_helper(reconciled.vm, pod)) else {
+    let Some(why) = pod.and_then(|pod| problem_of_helper(vm, pod)) else {
         return Some(Problem::new(Reason::Starting, format!("waiting until {key} is ready")));
     };
     let retry = plan.retry.as_ref().filter(|retry| pod.is_some_and(|pod| pod.uid == retry.pod_uid));
-    let next = retry.map(|it| format!("; try {} is at {}", it.count.saturating_add(1), whole_seconds(it.next.0)));
-    Some(Problem::new(Reason::HelperNotReady, format!("{key}: {why}{}", next.unwrap_or_default())))
+    let message = format!("{key}: {why}{}", retry.map(next_pod).unwrap_or_default());
+    Some(Problem::new(Reason::HelperNotReady, message))
 }
 
-/// A claim of the VM that is being deleted and that the Pod mounts.
-fn deleted_claim<'a>(reconciled: &Reconciled<'a>, pod: &Object) -> Option<&'a ObjectKey> {
-    let mut claims = pod.mounted_claims().filter_map(|(claim, _)| reconciled.observed.claim(&claim));
-    claims.find(|claim| claim.deleting.is_some()).map(|claim| &claim.key)
+/// How the message ends about a Pod that has ended: when it is made again.
+fn next_pod(retry: &Retry) -> String {
+    format!("; try {} is at {}", retry.count.saturating_add(1), whole_seconds(retry.next.0))
+}
+
+/// Why a Pod is kept, and what a person can do.
+fn goes_with_last_pod(claim: &str) -> String {
+    format!("{claim} is being deleted and goes with its last Pod: copy its data first, then delete the Pod")
 }
 
 /// Whether the plan waits until a Pod is gone that has helped the guest.
 pub(super) fn is_ending_helper(reconciled: &Reconciled<'_>) -> bool {
     let mut deletions = reconciled.plan.waits.iter().filter(|wait| super::is_deletion(wait));
-    deletions.any(|wait| helper_of(reconciled, wait).is_some())
+    deletions.any(|wait| is_about_helper(reconciled, wait))
 }
 
 /// Why a helper is not ready, in words that stay as long as the cause does.
@@ -443,7 +443,7 @@ fn problem_of_helper(vm: &VirtualMachine, pod: &Object) -> Option<String> {
     of_pod.or_else(|| {
         pod.container_statuses().find_map(|status| {
             let name = string(&status["name"]);
-            if let Some(ended) = end_of(status).filter(|ended| ended["exitCode"] != 0) {
+            if let Some(ended) = failed_end(status) {
                 return Some(end_of_container(&name, ended));
             }
             let waiting = &status["state"]["waiting"];
@@ -452,7 +452,7 @@ fn problem_of_helper(vm: &VirtualMachine, pod: &Object) -> Option<String> {
                 "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
                     Some(format!("{name}: the node can't get the image {}", string(&status["image"])))
                 }
-                reason => Some(format!("{name}: {reason}: {}", string(&waiting["message"]))),
+                _ => Some(waiting_words(&name, waiting)),
             }
         })
     })
@@ -548,7 +548,7 @@ fn ended_pod(pod: &Object) -> Option<Problem> {
 
 fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Option<Problem> {
     let name = string(&status["name"]);
-    if let Some(ended) = end_of(status).filter(|ended| ended["exitCode"] != 0) {
+    if let Some(ended) = failed_end(status) {
         let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
         let message = end_of_container(&name, ended) + &next.unwrap_or_default();
         let is_added = !is_runners(pod, status) && ![AGENT_NAME, PASST_NAME].contains(&name.as_str());
@@ -556,17 +556,17 @@ fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Op
         return Some(Problem::new(reason, message));
     }
     let waiting = &status["state"]["waiting"];
-    let described = |reason: &str| format!("{name}: {reason}: {}", string(&waiting["message"]));
+    let described = || waiting_words(&name, waiting);
     match waiting["reason"].as_str()? {
         "ContainerCreating" | "PodInitializing" => None,
         "CrashLoopBackOff" if is_runners(pod, status) && is_paused_after_shutdown(status) => None,
         // The kubelet alternates between the error and a message that only says that it waits. Keep the error.
         "ImagePullBackOff" if let Some(known) = known_problem(vm, Reason::ImagePullFailed) => Some(known),
-        reason @ "InvalidImageName" => Some(Problem::new(Reason::InvalidImageName, described(reason))),
-        reason @ ("ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull") => {
-            Some(Problem::new(Reason::ImagePullFailed, described(reason)))
+        "InvalidImageName" => Some(Problem::new(Reason::InvalidImageName, described())),
+        "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
+            Some(Problem::new(Reason::ImagePullFailed, described()))
         }
-        reason => Some(Problem::new(Reason::ContainerWaiting, described(reason))),
+        _ => Some(Problem::new(Reason::ContainerWaiting, described())),
     }
 }
 
@@ -626,6 +626,16 @@ fn next_try(status: &Value, ended: &Value) -> Option<(u64, String)> {
     let restarts = status["restartCount"].as_u64()?;
     let pause = FIRST_PAUSE.saturating_mul(1 << restarts.saturating_sub(1).min(10)).min(LONGEST_PAUSE);
     Some((restarts.saturating_add(2), whole_seconds(end.checked_add(pause).ok()?)))
+}
+
+/// The last end of a container, if it is one with an error.
+fn failed_end(status: &Value) -> Option<&Value> {
+    end_of(status).filter(|ended| ended["exitCode"] != 0)
+}
+
+/// Why a container waits, in the kubelet's words.
+fn waiting_words(name: &str, waiting: &Value) -> String {
+    format!("{name}: {}: {}", string(&waiting["reason"]), string(&waiting["message"]))
 }
 
 /// How a container ended, for people. The message is the container's own, or the end of its log.

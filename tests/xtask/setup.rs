@@ -81,7 +81,7 @@ const REQUIREMENTS: &[Requirement] = &[
     need("chromium", "chromium", "shows the web interface's pages", &[Purpose::Tests]),
     need("/usr/share/fonts/truetype/liberation", "fonts-liberation", "the texts of these pages", &[Purpose::Tests]),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
-    need("grub-mkimage", "grub-common", "makes the guest bootable", &[Purpose::Guest]),
+    need("grub-mkimage", "grub-common", "makes the guest bootable with UEFI", &[Purpose::Guest]),
     need("mcopy", "mtools", "makes the guest's boot partition", &[Purpose::Guest]),
     need("zstd", "zstd", "compresses the guest's first root", &[Purpose::Guest]),
 ];

@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
-    core::{DynamicResourceScope, Status, response::StatusDetails},
+    core::{DynamicResourceScope, response::StatusDetails},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,6 +32,7 @@ use self::{
     watch::Children,
 };
 use crate::{
+    answers,
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::{Foreign, RefusedChange},
     client::access::MissingRule,
@@ -296,37 +297,18 @@ pub fn api_label(error: &kube::Error) -> Cow<'static, str> {
 /// Whether a request may succeed when it is sent again as it is.
 pub fn is_transient(error: &kube::Error) -> bool {
     match error {
-        // An apply with a field that the kind does not have, or of a wrong type, is answered with 500.
-        kube::Error::Api(status) if status.message.starts_with("failed to create typed patch object") => false,
-        kube::Error::Api(status) => is_busy(error) || status.code >= 500,
+        kube::Error::Api(answer) => answers::is_transient(answer),
         _ => true,
     }
 }
 
-/// Whether the API server would never accept the object: it is invalid, or is forbidden. What a quota has no room for may fit when the Pod that it
-/// replaces is gone, and the API server has no other sign of a quota than its words
-/// (<https://kubernetes.io/docs/concepts/policy/resource-quotas/>).
+/// [`answers::is_refusal`].
 pub fn is_refusal(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    status.code == 422 || status.code == 403 && !status.message.contains("exceeded quota")
+    matches!(error, kube::Error::Api(answer) if answers::is_refusal(answer))
 }
 
 fn is_busy(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429) || is_another_object(status))
-}
-
-/// Whether an apply was refused because a value of the stored object has another type than the definition says.
-fn is_untyped(status: &Status) -> bool {
-    ["failed to create typed live object", "failed to create manager for existing fields"]
-        .iter()
-        .any(|message| status.message.starts_with(message))
-}
-
-/// Whether a patch was refused because the object with its UID was deleted and created again. For the API server this is a change of an
-/// immutable field.
-fn is_another_object(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+    matches!(error, kube::Error::Api(answer) if answers::is_busy(answer))
 }
 
 /// The parameters of a server-side apply.
@@ -716,7 +698,7 @@ impl Cluster {
             match self.write_readable_status(vm, &left).await {
                 Ok(vm) => return Ok(StatusWritten { vm, refused }),
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 406 | 413 | 415 | 422 | 500) => {
-                    match ownership::without_refused(vm, &left, &answer.message) {
+                    match ownership::without_refused(vm, &left, &answer) {
                         Some((part, rest)) => {
                             warn!(
                                 part,
@@ -726,7 +708,7 @@ impl Cluster {
                             left = rest;
                             refused.get_or_insert(answer.message);
                         }
-                        None if !is_short && ownership::is_refusal(answer.code, &answer.message) => {
+                        None if !is_short && answers::is_refusal_of_status(&answer) => {
                             warn!(
                                 error = answer.message,
                                 "the API server refuses the status; what is most important of it is written"
@@ -751,7 +733,7 @@ impl Cluster {
     ) -> Result<VirtualMachine, kube::Error> {
         let applied = self.apply_status(vm, wanted).await;
         let Err(kube::Error::Api(answer)) = &applied else { return applied };
-        if !is_untyped(answer) {
+        if !answers::is_stored_untyped(answer) {
             return applied;
         }
         // The stored VM has a value of a wrong type, so the API server refuses every apply. It accepts a replacement of the whole status.
@@ -760,7 +742,7 @@ impl Cluster {
         let cleaned = self.replace_status(vm, &json!(readable)).await?;
         match self.apply_status(&cleaned, wanted).await {
             // Then it is the spec that has such a value.
-            Err(kube::Error::Api(answer)) if is_untyped(&answer) => {
+            Err(kube::Error::Api(answer)) if answers::is_stored_untyped(&answer) => {
                 self.replace_status(&cleaned, &ownership::merged_status(&readable, wanted)).await
             }
             applied => applied,

@@ -5,6 +5,7 @@
 
 pub mod advice;
 pub mod allowed;
+pub mod answers;
 pub mod api;
 pub mod assignment;
 pub mod claims;

@@ -33,11 +33,17 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time},
     jiff::{SignedDuration, Timestamp},
 };
-use kube::{ResourceExt, core::ObjectMeta};
+use kube::{
+    ResourceExt,
+    core::{ObjectMeta, Status},
+};
 use serde_json::{Map, Value, json};
 
 pub use self::reserved::{is_operators_name, reserved};
-use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
+use crate::{
+    answers,
+    api::{VirtualMachine, VirtualMachineStatus, conditions},
+};
 
 pub mod origin;
 
@@ -404,41 +410,22 @@ pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Va
     status
 }
 
-/// The status without the part that the API server's `message` names, and that part. The part stays as it is stored. `None` if the message
+/// The status without the part that the API server's `answer` refuses, and that part. The part stays as it is stored. `None` if the answer
 /// names none, or one that was taken out already.
 pub fn without_refused(
     vm: &VirtualMachine,
     wanted: &VirtualMachineStatus,
-    message: &str,
+    answer: &Status,
 ) -> Option<(String, VirtualMachineStatus)> {
     let mut status = json!(wanted);
     let fields = status.as_object_mut()?;
-    let is_named = |name: &&String| {
-        let path = format!("status.{name}");
-        message.match_indices(&path).any(|(at, _)| {
-            let next = message[at + path.len()..].chars().next();
-            !next.is_some_and(char::is_alphanumeric)
-        })
-    };
-    let part = fields.keys().find(is_named)?.clone();
+    let part = answers::refused_part(answer, fields.keys())?.clone();
     let stored = json!(vm.status).get(&part).cloned();
     match stored.filter(|stored| fields.get(&part) != Some(stored)) {
         Some(stored) => drop(fields.insert(part.clone(), stored)),
         None => drop(fields.remove(&part)),
     }
     Some((part, serde_json::from_value(status).ok()?))
-}
-
-/// Whether the API server refused what was written, and would do so again: not a right, a rate, a VM that has changed or is gone, or an error
-/// of a webhook.
-pub fn is_refusal(code: u16, message: &str) -> bool {
-    is_too_large(code, message) || matches!(code, 400 | 406 | 415 | 422)
-}
-
-/// Whether an object was too large for the API server, a webhook or etcd, which name no part of it.
-fn is_too_large(code: u16, message: &str) -> bool {
-    let texts = ["larger than max", "request is too large", "Request entity too large"];
-    code == 413 || matches!(code, 400 | 422 | 500) && texts.iter().any(|text| message.contains(text))
 }
 
 /// The whole status, for a write that is no apply: `wanted` over the current one.
@@ -547,32 +534,13 @@ mod tests {
     use crate::test_support::vm;
 
     #[test]
-    fn a_status_that_is_refused_as_a_whole_is_told_from_one_that_may_be_written_later() {
-        let too_large =
-            "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097152 vs. 1048576)";
-        for (code, message, expected) in [
-            (500, too_large, true),
-            (500, "etcdserver: request is too large", true),
-            (413, "Request entity too large: limit is 3145728", true),
-            (422, "VirtualMachine.vmoperator.jdrupes.org \"a\" is invalid", true),
-            (400, "admission webhook \"w\" denied the request", true),
-            (500, "failed calling webhook \"w\"", false),
-            (403, "forbidden", false),
-            (404, "not found", false),
-            (409, "the object has been modified", false),
-            (429, "too many requests", false),
-        ] {
-            assert_eq!(is_refusal(code, message), expected, "{code} {message}");
-        }
-    }
-
-    #[test]
     fn what_the_api_server_refuses_of_a_status_is_left_out_and_the_rest_is_written() {
         let status = |cpus: u32| json!({ "cpus": cpus, "nodeName": "n", "phase": "Running" });
         let vm = vm(|vm| vm["status"] = status(1));
         let wanted: VirtualMachineStatus = serde_json::from_value(status(2)).unwrap();
         let without = |wanted: &VirtualMachineStatus, message: &str| {
-            without_refused(&vm, wanted, message).map(|(part, rest)| (part, json!(rest)))
+            let answer = Status { message: message.into(), ..Status::default() };
+            without_refused(&vm, wanted, &answer).map(|(part, rest)| (part, json!(rest)))
         };
         let (part, stored) =
             without(&wanted, "VirtualMachine \"a\" is invalid: status.cpus: Invalid value: 2").unwrap();

@@ -277,7 +277,10 @@ pub enum Command {
     },
     /// Begins the conversation.
     #[serde(rename = "qmp_capabilities")]
-    QmpCapabilities,
+    QmpCapabilities {
+        /// What of the monitor's capabilities is used.
+        enable: Vec<&'static str>,
+    },
     /// The answer is a [`Balloon`].
     QueryBalloon,
     /// The drives, with what is in them. What is read of the answer has a function of its own each.
@@ -468,11 +471,9 @@ impl Qmp {
         let greeting = tokio::time::timeout(ANSWER_TIMEOUT, lines.receive())
             .await
             .map_err(|_| Error::Timeout { command: "a connection".into() })??;
-        if greeting.is_none_or(|greeting| greeting.get("QMP").is_none()) {
-            return Err(Error::Closed);
-        }
+        let greeting = greeting.and_then(|mut greeting| Some(greeting.get_mut("QMP")?.take())).ok_or(Error::Closed)?;
         let mut qmp = Self { lines, events: VecDeque::new(), is_flooded: false, last_id: 0 };
-        qmp.execute(&Command::QmpCapabilities).await?;
+        qmp.execute(&Command::QmpCapabilities { enable: capabilities(&greeting) }).await?;
         Ok(qmp)
     }
 
@@ -550,6 +551,14 @@ impl Qmp {
         self.events.extend(Some(event).filter(|event| *event != Event::Other));
         Ok(())
     }
+}
+
+/// What of the capabilities in QEMU's greeting is used: a thread of its own reads the monitor (`oob`), so that a command that needs no main loop
+/// reaches a QEMU whose main loop hangs, on a network for example. It can be had only now
+/// (<https://www.qemu.org/docs/master/interop/qmp-spec.html#out-of-band-execution>).
+fn capabilities(greeting: &Value) -> Vec<&'static str> {
+    let offered = |name: &&str| greeting["capabilities"].as_array().is_some_and(|all| all.iter().any(|it| it == name));
+    ["oob"].into_iter().filter(offered).collect()
 }
 
 /// Reads an event. What the runner does not know is [`Event::Other`].
@@ -678,6 +687,12 @@ mod tests {
     fn a_command_has_the_form_that_qemu_documents() {
         let sent = |command: Command| json!(Numbered { command: &command, id: 7 });
         assert_eq!(sent(Command::QueryStatus), json!({ "execute": "query-status", "id": 7 }));
+        let begin = |greeting: Value| sent(Command::QmpCapabilities { enable: capabilities(&greeting) });
+        let enabled =
+            |enable: Value| json!({ "execute": "qmp_capabilities", "arguments": { "enable": enable }, "id": 7 });
+        assert_eq!(begin(json!({ "version": {}, "capabilities": ["new", "oob"] })), enabled(json!(["oob"])));
+        assert_eq!(begin(json!({ "version": {}, "capabilities": [] })), enabled(json!([])));
+        assert_eq!(begin(json!({})), enabled(json!([])));
         let password = Command::SetPassword { protocol: "vnc", password: Secret("s3cret".into()) };
         assert!(!format!("{password:?}").contains("s3cret"));
         let arguments = json!({ "protocol": "vnc", "password": "s3cret" });

@@ -285,6 +285,7 @@ pub fn refused_reboot(desired: &Desired, actual: &Actual) -> Option<String> {
         GuestState::Executes if actual.answers => return None,
         GuestState::Executes => "QEMU's guest agent does not answer in it",
         GuestState::StoppedByDisk => "a disk has stopped the guest",
+        GuestState::ShutDown => "the guest has shut down",
         GuestState::NotStarted | GuestState::Panicked | GuestState::Hung | GuestState::Stopped => "the guest is paused",
     };
     Some(format!(

@@ -14,7 +14,7 @@
 //! | `Powerdown`: a guest that stands still does not hear the power button | | yes | | yes |
 //! | `Person`: a person has run `vm-runner ctl resume` | yes | yes | yes | yes |
 //!
-//! A guest that was reset while it stood still counts as one that has not run: QEMU says `prelaunch` of both.
+//! A guest that has shut down goes on for nobody: QEMU is ended. A guest that was reset while it stood still counts as one that has not run: QEMU says `prelaunch` of both.
 //!
 //! [`Command::Cont`]: super::qmp::Command::Cont
 
@@ -33,6 +33,8 @@ pub enum GuestState {
     Panicked,
     /// Its watchdog has stopped it.
     Hung,
+    /// It has shut down, and QEMU waits for its end.
+    ShutDown,
     /// It is stopped otherwise.
     Stopped,
 }
@@ -66,9 +68,9 @@ pub struct Permission {
 
 /// Whether the guest may go on. `None`: it stays as it is; one that executes needs no permission.
 pub fn permission(who: Who, guest: GuestState) -> Option<Permission> {
-    use GuestState::{Executes, Hung, NotStarted, Panicked, Stopped, StoppedByDisk};
+    use GuestState::{Executes, Hung, NotStarted, Panicked, ShutDown, Stopped, StoppedByDisk};
     let may = match (who, guest) {
-        (_, Executes) => false,
+        (_, Executes | ShutDown) => false,
         (Who::Agent | Who::NoAgent, guest) => guest == NotStarted,
         (Who::Spec, guest) => matches!(guest, NotStarted | Stopped),
         (Who::Disk, guest) => guest == StoppedByDisk,
@@ -85,7 +87,7 @@ mod tests {
 
     #[test]
     fn the_table_is_what_the_code_does() {
-        use GuestState::{Executes, Hung, NotStarted, Panicked, Stopped, StoppedByDisk};
+        use GuestState::{Executes, Hung, NotStarted, Panicked, ShutDown, Stopped, StoppedByDisk};
         let whose = [
             ("Agent", Who::Agent),
             ("NoAgent", Who::NoAgent),
@@ -97,7 +99,7 @@ mod tests {
         ];
         let columns: [&[GuestState]; 4] = [&[NotStarted], &[StoppedByDisk], &[Panicked, Hung], &[Stopped]];
         for (name, who) in whose {
-            assert_eq!(permission(who, Executes), None, "{name}");
+            assert_eq!([Executes, ShutDown].map(|guest| permission(who, guest)), [None, None], "{name}");
             let row =
                 include_str!("go_on.rs").lines().find(|line| line.starts_with(&format!("//! | `{name}`"))).unwrap();
             let cells = row.trim_end_matches('|').split('|').skip(2);

@@ -5,7 +5,8 @@
 //! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
 //! | Running | the guest runs | PoweringDown at SIGTERM |
 //! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`], and continues a guest that is stopped | Quitting after the powerdown timeout, or when a person asks for it |
-//! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
+//! | ShutDown | the guest has shut down; the runner has sent `quit` to QEMU, which writes what its disks have not taken yet | Quitting at SIGTERM |
+//! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`], or after the powerdown timeout if the guest has shut down |
 //! | Killing | the runner has killed QEMU | |
 //!
 //! In Running and PoweringDown the guest may be stopped, see [`super::halt`]. Who may let it go on stands in [`super::go_on`].
@@ -33,6 +34,9 @@ pub const PRESS_AGAIN: Duration = Duration::from_secs(10);
 /// The time that QEMU has to end after `quit`. It flushes its disks.
 pub const QUIT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// QEMU's word for a guest that has shut down (`ShutdownCause`).
+const GUEST_SHUTDOWN: &str = "guest-shutdown";
+
 /// An input of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -56,6 +60,7 @@ enum Stage {
     Paused { until: Instant },
     Running,
     PoweringDown { since: Instant, until: Instant, press_at: Instant },
+    ShutDown,
     Quitting { until: Instant },
     Killing,
 }
@@ -68,7 +73,7 @@ pub struct Lifecycle {
     panics: Panics,
     /// Whether the runner ends QEMU because the guest has panicked.
     ends_by_panic: bool,
-    /// The reason in QEMU's event SHUTDOWN, if it has sent one.
+    /// The reason in QEMU's first event SHUTDOWN, if it has sent one. The next one is due to our `quit`.
     shutdown: Option<String>,
     /// Whether the runner has received SIGTERM.
     is_stopping: bool,
@@ -91,7 +96,7 @@ impl Lifecycle {
                 [Some(until), Some(press_at), again_at].into_iter().flatten().min()
             }
             Stage::Running => [again_at, self.panics.reset_at()].into_iter().flatten().min(),
-            Stage::Killing => None,
+            Stage::ShutDown | Stage::Killing => None,
         }
     }
 
@@ -114,7 +119,9 @@ impl Lifecycle {
 
     /// What the guest does.
     pub fn guest(&self) -> GuestState {
-        if self.panics.has_panicked() {
+        if self.stage == Stage::ShutDown {
+            GuestState::ShutDown
+        } else if self.panics.has_panicked() {
             GuestState::Panicked
         } else if !self.halt.has_run() {
             GuestState::NotStarted
@@ -160,11 +167,17 @@ impl Lifecycle {
                 }
             }
             qmp::Event::Shutdown { guest: _, reason } => {
-                // The agent has sent `quit`, because a person has set the annotation for a forced stop.
-                if reason == "host-qmp-quit" && matches!(self.stage, Stage::PoweringDown { .. }) {
-                    self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT };
+                let ends_itself = ["host-qmp-quit", "host-signal"].contains(&reason.as_str());
+                self.shutdown.get_or_insert(reason);
+                match self.stage {
+                    // QEMU stays when the guest is down (`-no-shutdown`): the runner decides when it ends.
+                    Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } if !ends_itself => {
+                        return self.shut_down(now);
+                    }
+                    // The agent has sent `quit`, because a person has set the annotation for a forced stop.
+                    Stage::PoweringDown { .. } => self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT },
+                    _ => {}
                 }
-                self.shutdown = Some(reason);
             }
             // QEMU does not end at a reset. The other events are for the agent.
             qmp::Event::Reset { .. }
@@ -187,6 +200,15 @@ impl Lifecycle {
     }
 
     fn found(&mut self, guest: GuestState, now: Instant) -> Vec<Operation> {
+        if guest == GuestState::ShutDown {
+            // Whose shutdown it was is not known any more. Nobody but the guest does it in a way that leaves QEMU there.
+            self.shutdown.get_or_insert_with(|| GUEST_SHUTDOWN.to_owned());
+            return match self.stage {
+                // The `quit` may have been lost.
+                Stage::Quitting { .. } | Stage::Killing => vec![Operation::Quit],
+                _ => self.shut_down(now),
+            };
+        }
         let missed: &[qmp::Event] = match guest {
             GuestState::NotStarted => &[],
             GuestState::Executes => &[qmp::Event::Resume],
@@ -197,7 +219,7 @@ impl Lifecycle {
             GuestState::Panicked | GuestState::Hung if self.panics.has_panicked() => &[],
             GuestState::Panicked => &[qmp::Event::Resume, qmp::Event::GuestPanicked {}, qmp::Event::Stop],
             GuestState::Hung => &[qmp::Event::Resume, qmp::Event::Watchdog {}, qmp::Event::Stop],
-            GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
+            GuestState::ShutDown | GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
         };
         for event in missed {
             let operations = self.qemu_event(event.clone(), now);
@@ -220,6 +242,10 @@ impl Lifecycle {
             Stage::Running => {
                 self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
                 self.press()
+            }
+            Stage::ShutDown => {
+                self.stage = Stage::Quitting { until: now + timeout };
+                Vec::new()
             }
             Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => Vec::new(),
         }
@@ -246,6 +272,7 @@ impl Lifecycle {
             Stage::Paused { .. }
             | Stage::Running
             | Stage::PoweringDown { .. }
+            | Stage::ShutDown
             | Stage::Quitting { .. }
             | Stage::Killing => Vec::new(),
         }
@@ -255,6 +282,15 @@ impl Lifecycle {
     fn press(&self) -> Vec<Operation> {
         let wake = self.halt.is_stopped().then_some(Operation::GoOn(Who::Powerdown));
         wake.into_iter().chain([Operation::Powerdown]).collect()
+    }
+
+    /// The guest is down. QEMU may take its time to write, as long as nobody waits for the Pod's end.
+    fn shut_down(&mut self, now: Instant) -> Vec<Operation> {
+        self.stage = match self.stage {
+            Stage::PoweringDown { until, .. } => Stage::Quitting { until: until.max(now + QUIT_TIMEOUT) },
+            _ => Stage::ShutDown,
+        };
+        vec![Operation::Quit]
     }
 
     fn quit(&mut self, now: Instant) -> Vec<Operation> {
@@ -267,11 +303,13 @@ impl Lifecycle {
     pub fn end_reason(&self, success: bool) -> EndReason {
         match (self.stage, self.shutdown.as_deref()) {
             _ if self.ends_by_panic => EndReason::StoppedAfterPanic,
+            (_, Some(GUEST_SHUTDOWN)) if self.is_stopping => EndReason::PoweredDown,
+            (_, Some(GUEST_SHUTDOWN)) if success => EndReason::GuestShutdown,
             (Stage::Quitting { .. } | Stage::Killing, _) => EndReason::PoweredOff,
-            (_, Some("guest-shutdown")) if self.is_stopping => EndReason::PoweredDown,
-            (_, Some("guest-shutdown")) if success => EndReason::GuestShutdown,
             // QEMU has crashed, or somebody has ended QEMU by its monitor or its display.
-            (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. }, _) => EndReason::QemuFailed,
+            (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } | Stage::ShutDown, _) => {
+                EndReason::QemuFailed
+            }
         }
     }
 }
@@ -320,8 +358,16 @@ mod tests {
             assert_eq!(scenario.lifecycle.wake_at(), None);
             scenario
         }
-        fn shutdown(&mut self, guest: bool, reason: &str) {
-            assert_eq!(self.event(qmp::Event::Shutdown { guest, reason: reason.into() }), []);
+        /// QEMU ends by itself.
+        fn ends(&mut self, reason: &str) {
+            assert_eq!(self.event(qmp::Event::Shutdown { guest: false, reason: reason.into() }), []);
+        }
+        /// The guest shuts down; QEMU stays until the runner ends it.
+        fn shuts_down(&mut self) {
+            let shutdown = qmp::Event::Shutdown { guest: true, reason: GUEST_SHUTDOWN.into() };
+            assert_eq!(self.event(shutdown), [Operation::Quit]);
+            assert_eq!(self.event(qmp::Event::Stop), []);
+            self.ends("host-qmp-quit");
         }
     }
 
@@ -330,8 +376,11 @@ mod tests {
         let mut scenario = Scenario::running();
         assert_eq!(scenario.at(100).terminate(), [Operation::Powerdown]);
         assert_eq!(scenario.at(101).terminate(), [], "a second SIGTERM changes nothing");
-        scenario.at(103).shutdown(true, "guest-shutdown");
+        scenario.at(103).shuts_down();
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredDown);
+        assert_eq!(scenario.at(124).timer(), [], "QEMU has the rest of the time to write");
+        assert_eq!(scenario.at(125).timer(), [Operation::Kill]);
+        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredDown);
     }
 
     #[test]
@@ -366,7 +415,7 @@ mod tests {
         let mut scenario = Scenario::running();
         scenario.at(0).terminate();
         scenario.at(25).timer();
-        scenario.shutdown(false, "host-qmp-quit");
+        scenario.ends("host-qmp-quit");
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredOff);
     }
 
@@ -374,11 +423,11 @@ mod tests {
     fn while_the_guest_powers_down_the_agent_may_end_qemu() {
         let mut scenario = Scenario::running();
         scenario.at(0).terminate();
-        scenario.at(6).shutdown(false, "host-qmp-quit");
+        scenario.at(6).ends("host-qmp-quit");
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredOff);
         assert_eq!(scenario.at(9).timer(), [Operation::Kill], "QEMU may hang on its storage");
         let mut scenario = Scenario::running();
-        scenario.at(6).shutdown(false, "host-qmp-quit");
+        scenario.at(6).ends("host-qmp-quit");
         assert_eq!(
             scenario.lifecycle.end_reason(true),
             EndReason::QemuFailed,
@@ -400,8 +449,31 @@ mod tests {
     #[test]
     fn a_shutdown_without_sigterm_is_the_guests_own() {
         let mut scenario = Scenario::running();
-        scenario.at(100).shutdown(true, "guest-shutdown");
+        scenario.at(100).shuts_down();
+        assert_eq!((scenario.lifecycle.guest(), scenario.lifecycle.wake_at()), (GuestState::ShutDown, None));
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::GuestShutdown);
+    }
+
+    #[test]
+    fn a_qemu_that_writes_long_after_the_guests_shutdown_has_the_time_that_the_pod_has() {
+        let mut scenario = Scenario::running();
+        scenario.at(100).shuts_down();
+        assert_eq!(scenario.at(1000).terminate(), []);
+        assert_eq!(scenario.at(1024).timer(), []);
+        assert_eq!(scenario.at(1025).timer(), [Operation::Kill]);
+    }
+
+    #[test]
+    fn a_shutdown_that_is_found_over_a_new_connection_ends_qemu_too() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.at(100).input(Input::Found(GuestState::ShutDown)), [Operation::Quit]);
+        assert_eq!(scenario.at(101).input(Input::Found(GuestState::ShutDown)), [Operation::Quit], "it may be lost");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::GuestShutdown);
+        let mut scenario = Scenario::running();
+        scenario.at(0).terminate();
+        assert_eq!(scenario.at(5).input(Input::Found(GuestState::ShutDown)), [Operation::Quit]);
+        assert_eq!(scenario.at(6).input(Input::Found(GuestState::ShutDown)), [Operation::Quit]);
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredDown);
     }
 
     #[test]
@@ -410,9 +482,13 @@ mod tests {
         assert_eq!(scenario.lifecycle.end_reason(false), EndReason::QemuFailed);
         scenario.event(qmp::Event::Reset { guest: true });
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::QemuFailed, "a reset does not announce an end");
-        for reason in ["guest-panic", "host-signal", "host-error", "from-the-future"] {
+        let mut scenario = Scenario::running();
+        scenario.ends("host-signal");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::QemuFailed);
+        for reason in ["guest-panic", "host-error", "from-the-future"] {
             let mut scenario = Scenario::running();
-            scenario.shutdown(false, reason);
+            let shutdown = qmp::Event::Shutdown { guest: false, reason: reason.into() };
+            assert_eq!(scenario.event(shutdown), [Operation::Quit], "QEMU waits");
             assert_eq!(scenario.lifecycle.end_reason(true), EndReason::QemuFailed, "{reason}");
         }
     }
@@ -495,7 +571,7 @@ mod tests {
 
         let (mut stops, action) = panicked(OnPanic::Stop, 10);
         assert_eq!(action, [Operation::Quit]);
-        stops.shutdown(false, "host-qmp-quit");
+        stops.ends("host-qmp-quit");
         assert_eq!(stops.lifecycle.end_reason(true), EndReason::StoppedAfterPanic);
 
         let (mut kept, action) = panicked(OnPanic::Keep, 10);

@@ -15,6 +15,8 @@ use crate::runner_config::digest;
 /// An operation. There is none before QEMU listens on its monitors: until then the machine role prepares files and starts programs. From then on
 /// the guest is in one of the stages of this table. *waits*: it is carried out when the guest is in a stage that allows it.
 ///
+/// After its shutdown only `Quit` and `Kill` are.
+///
 /// | operation | has not run | executes | a disk has stopped it | has panicked, hangs | is stopped | powers down |
 /// |---|---|---|---|---|---|---|
 /// | `Plug`, `Unplug`, `Balloon`, `Password`, `Insert`, `Eject`, `Reset` | yes | yes | yes | yes | yes | yes |
@@ -116,6 +118,8 @@ impl Operation {
     pub fn is_allowed(&self, guest: GuestState, powers_down: bool) -> bool {
         use GuestState::{Executes, Hung, Panicked, Stopped, StoppedByDisk};
         match self {
+            Self::Quit | Self::Kill => true,
+            _ if guest == GuestState::ShutDown => false,
             Self::Plug { .. }
             | Self::Unplug { .. }
             | Self::Balloon(_)
@@ -123,9 +127,7 @@ impl Operation {
             | Self::Insert { .. }
             | Self::Eject { .. }
             | Self::GoOn(_)
-            | Self::Reset
-            | Self::Quit
-            | Self::Kill => true,
+            | Self::Reset => true,
             Self::Pause => !powers_down && matches!(guest, Executes | Panicked | Hung | Stopped),
             Self::Reboot => guest == Executes,
             Self::Powerdown => matches!(guest, Executes | StoppedByDisk | Stopped),

@@ -210,9 +210,10 @@ impl Operations {
         }
     }
 
-    /// Whether the guest executes. A guest that a disk has stopped counts as one that does: nobody wanted to stop it. `None`: it is not known.
+    /// Whether the guest executes. A guest that a disk has stopped counts as one that does: nobody wanted to stop it. So does one that has shut down:
+    /// the machine role says how it has ended. `None`: it is not known.
     pub fn executes(&self) -> Option<bool> {
-        self.guest.map(|guest| matches!(guest, GuestState::Executes | GuestState::StoppedByDisk))
+        self.guest.map(|guest| matches!(guest, GuestState::Executes | GuestState::StoppedByDisk | GuestState::ShutDown))
     }
 
     /// Whether the guest stands still, for whatever reason.
@@ -386,7 +387,9 @@ impl Operations {
             GuestState::Panicked | GuestState::Hung => true,
             GuestState::Executes => false,
             // It may be reset, and the event comes later.
-            GuestState::NotStarted | GuestState::StoppedByDisk | GuestState::Stopped => self.has_panicked,
+            GuestState::NotStarted | GuestState::StoppedByDisk | GuestState::ShutDown | GuestState::Stopped => {
+                self.has_panicked
+            }
         };
         self.actual.guest = Some(if self.failed.is_empty() { guest } else { GuestState::StoppedByDisk });
     }

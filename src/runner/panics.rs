@@ -33,7 +33,11 @@ impl Panic {
         match guest {
             GuestState::Panicked => Some(Self::Kernel),
             GuestState::Hung => Some(Self::Watchdog),
-            GuestState::NotStarted | GuestState::Executes | GuestState::StoppedByDisk | GuestState::Stopped => None,
+            GuestState::NotStarted
+            | GuestState::Executes
+            | GuestState::StoppedByDisk
+            | GuestState::ShutDown
+            | GuestState::Stopped => None,
         }
     }
 }

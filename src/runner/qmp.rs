@@ -423,6 +423,7 @@ impl From<Status> for GuestState {
             "io-error" => Self::StoppedByDisk,
             "guest-panicked" => Self::Panicked,
             "watchdog" => Self::Hung,
+            "shutdown" => Self::ShutDown,
             _ => Self::Stopped,
         }
     }

@@ -30,7 +30,7 @@ const HOSTILE: [&str; 21] = [
 ];
 
 /// The options that have no value.
-const FLAGS: [&str; 3] = ["-nodefaults", "-no-user-config", "-S"];
+const FLAGS: [&str; 4] = ["-nodefaults", "-no-user-config", "-S", "-no-shutdown"];
 
 /// A VM with a text in each field that can have one.
 fn vm(display: &str) -> Value {

@@ -361,9 +361,10 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
 
 fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineContext<'a> {
     let has_vhost_user = matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm);
-    // QEMU compares the names of a VM that is handed over to another QEMU.
-    let shared_memory =
-        if prepared.hardware.is_multi_queue() { Some("pc.ram") } else { has_vhost_user.then_some("memory") };
+    // Memory that is a file has no huge pages: QEMU maps it at an address at which the kernel gives none. So it is one only where it must be.
+    // `pc.ram` is the name that QEMU gives other memory, and it compares the names when a guest is handed over to another QEMU.
+    let name = if prepared.hardware.is_multi_queue() { "pc.ram" } else { "memory" };
+    let shared_memory = has_vhost_user.then_some(name);
     MachineContext {
         type_: &prepared.machine_type,
         accelerator: prepared.accelerator,

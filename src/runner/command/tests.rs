@@ -177,7 +177,6 @@ fn a_disk_of_a_new_vm_has_a_queue_for_each_cpu() {
     let ports: Vec<&str> = text.lines().filter(|line| line.contains("pcie-root-port")).collect();
     assert_eq!(ports.len(), 16, "{text}");
     insta::assert_snapshot!(ports[15], @r#"-device {"addr":"16.7","bus":"pcie.0","chassis":16,"driver":"pcie-root-port","id":"root-port15","io-reserve":0,"multifunction":true,"slot":16}"#);
-    assert!(text.contains("memory-backend=pc.ram") && text.contains(r#""id":"pc.ram""#), "{text}");
     assert!(text.contains(r#""driver":"vmgenid","guid":"c0ffee00-0000-4000-8000-000000000002""#), "{text}");
     for before in [Hardware::RootPorts, Hardware::Standard, Hardware::Legacy] {
         let (queues, threads, text) = with(before, 4, 2);
@@ -231,6 +230,12 @@ fn a_pod_network_is_a_connection_to_passt() {
     -netdev {"chardev":"net1-link","id":"net1","type":"vhost-user"}
     -device {"addr":"10.1","bus":"pcie.0","driver":"e1000e","id":"net1-card","mac":"02:16:3e:33:58:10","multifunction":true,"netdev":"net1","romfile":""}
     "#);
+    // A handed-over guest finds its memory under the same name, shared or not.
+    let newest = Prepared { hardware: Hardware::NEWEST, ..shared.clone() };
+    let text = standard(vm, &newest);
+    assert!(text.contains("memory-backend=pc.ram\n") && text.contains(r#"-object {"id":"pc.ram""#), "{text}");
+    let private = standard(vm, &Prepared { pod_network: prepared().pod_network, ..newest });
+    assert!(!private.contains("memory-backend"), "it has huge pages: {private}");
     let without = standard("", &shared);
     assert!(!without.contains("memory-backend"), "{without}");
 }

@@ -138,7 +138,7 @@ pub struct VmSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
     /// How the devices are arranged: `multi-queue`, `root-ports`, `standard` or `legacy`; `latest`: the first of these, from this start on. Default:
-    /// `root-ports` at the first start, kept in the data directory.
+    /// the first of these at the first start, kept in the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
     /// Whether the VM has a TPM 2.0. Default: false.

@@ -283,7 +283,7 @@ fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, E
         // It was started before there were other arrangements.
         () if has_machine_type => return Ok(Hardware::Standard),
         () if data.join(LEGACY_TEMPLATE).exists() => Hardware::Legacy,
-        () => Hardware::default(),
+        () => Hardware::NEWEST,
     };
     purpose.write(&path, hardware.name().as_bytes())?;
     Ok(hardware)

@@ -30,14 +30,13 @@ const MEMORY_SLOTS_TO: u64 = 128 << 30;
 const LEGACY_SLOT: usize = 7;
 
 /// How the guest's devices are arranged, which a guest must find unchanged at each start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hardware {
     /// As [`Hardware::RootPorts`], with disks that have a queue for each CPU and their names as serial numbers, twice as many ports, an ID of
     /// the VM's generation, and memory that has the same name in QEMU in each VM.
     MultiQueue,
     /// As [`Hardware::Standard`], with ports into which devices can be plugged while the guest runs. PCI Express allows that nowhere else, and
     /// a guest that starts without ports never gets them: they would be new hardware for it.
-    #[default]
     RootPorts,
     /// Every kind of device has slots of its own, so that a new disk moves no network card.
     Standard,
@@ -47,8 +46,7 @@ pub enum Hardware {
 }
 
 impl Hardware {
-    /// What a VM gets that asks for the newest arrangement. A new VM does not get it by itself: with two emulated CPUs (TCG, QEMU 10.0) a guest has
-    /// once not booted with it.
+    /// What a new VM gets, and one that asks for the newest arrangement.
     pub const NEWEST: Self = Self::MultiQueue;
 
     /// The name in the data directory and in the VM's status.

@@ -112,13 +112,13 @@ fn the_id_of_the_generation_stays() {
 #[test]
 fn a_new_vm_keeps_its_hardware_even_if_the_vm_operator_runs_it_later() {
     let data = tempfile::tempdir().unwrap();
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::NEWEST);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
     fs::create_dir(data.path().join("tpm")).unwrap();
     for file in [MACHINE_TYPE, LEGACY_TEMPLATE, TPM_STATE, "tpm/tpm2-00.permall"] {
         fs::write(data.path().join(file), "pc-q35-9.0").unwrap();
     }
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::NEWEST);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
 }
 

@@ -18,7 +18,7 @@ use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    go_on::Who,
+    go_on::{GuestState, Who},
     monitor::Monitor,
     operation::Operation,
     qmp::{Command, Error as QmpError, Key, Status},
@@ -100,7 +100,11 @@ pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> 
 
 async fn operate(operation: &Operation, monitor: &mut Monitor) -> Result<Reply, QmpError> {
     let status: Status = monitor.query(&Command::QueryStatus).await?;
-    monitor.carry_out(operation, status.into()).await?;
+    let guest = GuestState::from(status);
+    if guest == GuestState::ShutDown {
+        return Ok(Reply::Refused("the guest has shut down".into()));
+    }
+    monitor.carry_out(operation, guest).await?;
     Ok(Reply::Done)
 }
 

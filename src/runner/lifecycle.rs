@@ -5,8 +5,8 @@
 //! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
 //! | Running | the guest runs | PoweringDown at SIGTERM |
 //! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`], and continues a guest that is stopped | Quitting after the powerdown timeout, or when a person asks for it |
-//! | ShutDown | the guest has shut down; the runner has sent `quit` to QEMU, which writes what its disks have not taken yet | Quitting at SIGTERM |
-//! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`], or after the powerdown timeout if the guest has shut down |
+//! | ShutDown | the guest has shut down; the runner has sent `quit` to QEMU, which writes what its disks have not taken yet | Quitting after the powerdown timeout, counted from SIGTERM, or when a person asks for it |
+//! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
 //!
 //! In Running and PoweringDown the guest may be stopped, see [`super::halt`]. Who may let it go on stands in [`super::go_on`].
@@ -57,12 +57,30 @@ pub enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Paused { until: Instant },
+    Paused {
+        until: Instant,
+    },
     Running,
-    PoweringDown { since: Instant, until: Instant, press_at: Instant },
-    ShutDown,
-    Quitting { until: Instant },
+    PoweringDown {
+        stop: Stop,
+        press_at: Instant,
+    },
+    /// `None`: the runner has not received SIGTERM.
+    ShutDown {
+        stop: Option<Stop>,
+    },
+    Quitting {
+        until: Instant,
+    },
     Killing,
+}
+
+/// The time that the VM has to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stop {
+    /// When the runner has received SIGTERM.
+    since: Instant,
+    until: Instant,
 }
 
 /// The life cycle, from the moment when QEMU listens on its monitors.
@@ -92,11 +110,12 @@ impl Lifecycle {
         let again_at = self.halt.again_at();
         match self.stage {
             Stage::Paused { until } | Stage::Quitting { until } => Some(until),
-            Stage::PoweringDown { until, press_at, .. } => {
-                [Some(until), Some(press_at), again_at].into_iter().flatten().min()
+            Stage::PoweringDown { stop, press_at } => {
+                [Some(stop.until), Some(press_at), again_at].into_iter().flatten().min()
             }
             Stage::Running => [again_at, self.panics.reset_at()].into_iter().flatten().min(),
-            Stage::ShutDown | Stage::Killing => None,
+            Stage::ShutDown { stop } => stop.map(|stop| stop.until),
+            Stage::Killing => None,
         }
     }
 
@@ -112,14 +131,14 @@ impl Lifecycle {
 
     /// Takes note of the time that the guest has to power down, counted from SIGTERM. It may have changed since then.
     pub fn set_timeout(&mut self, timeout: Duration) {
-        if let Stage::PoweringDown { since, until, .. } = &mut self.stage {
-            *until = *since + timeout;
+        if let Stage::PoweringDown { stop, .. } | Stage::ShutDown { stop: Some(stop) } = &mut self.stage {
+            stop.until = stop.since + timeout;
         }
     }
 
     /// What the guest does.
     pub fn guest(&self) -> GuestState {
-        if self.stage == Stage::ShutDown {
+        if matches!(self.stage, Stage::ShutDown { .. }) {
             GuestState::ShutDown
         } else if self.panics.has_panicked() {
             GuestState::Panicked
@@ -140,8 +159,10 @@ impl Lifecycle {
             Input::Qemu(event) => self.qemu_event(event, now),
             Input::Found(guest) => self.found(guest, now),
             Input::Terminate { timeout } => self.terminate(timeout, now),
-            Input::End if matches!(self.stage, Stage::PoweringDown { .. }) => self.quit(now),
-            Input::End => Vec::new(),
+            Input::End => match self.stage {
+                Stage::PoweringDown { .. } | Stage::ShutDown { stop: Some(_) } => self.quit(now),
+                _ => Vec::new(),
+            },
             Input::Timer => self.timer(now),
         }
     }
@@ -172,7 +193,7 @@ impl Lifecycle {
                 match self.stage {
                     // QEMU stays when the guest is down (`-no-shutdown`): the runner decides when it ends.
                     Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } if !ends_itself => {
-                        return self.shut_down(now);
+                        return self.shut_down();
                     }
                     // The agent has sent `quit`, because a person has set the annotation for a forced stop.
                     Stage::PoweringDown { .. } => self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT },
@@ -200,13 +221,14 @@ impl Lifecycle {
     }
 
     fn found(&mut self, guest: GuestState, now: Instant) -> Vec<Operation> {
-        if guest == GuestState::ShutDown {
-            // Whose shutdown it was is not known any more. Nobody but the guest does it in a way that leaves QEMU there.
+        // A guest that stood still when QEMU was to shut down keeps the state that it had.
+        if guest == GuestState::ShutDown || self.shutdown.is_some() {
+            // Whose shutdown it was is not known any more if the event is lost. It is the guest's unless it is an error.
             self.shutdown.get_or_insert_with(|| GUEST_SHUTDOWN.to_owned());
             return match self.stage {
                 // The `quit` may have been lost.
-                Stage::Quitting { .. } | Stage::Killing => vec![Operation::Quit],
-                _ => self.shut_down(now),
+                Stage::ShutDown { .. } | Stage::Quitting { .. } | Stage::Killing => vec![Operation::Quit],
+                Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } => self.shut_down(),
             };
         }
         let missed: &[qmp::Event] = match guest {
@@ -240,11 +262,12 @@ impl Lifecycle {
             Stage::Paused { .. } => self.quit(now),
             Stage::Running if self.panics.has_panicked() => self.quit(now),
             Stage::Running => {
-                self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
+                let stop = Stop { since: now, until: now + timeout };
+                self.stage = Stage::PoweringDown { stop, press_at: now + PRESS_AGAIN };
                 self.press()
             }
-            Stage::ShutDown => {
-                self.stage = Stage::Quitting { until: now + timeout };
+            Stage::ShutDown { .. } => {
+                self.stage = Stage::ShutDown { stop: Some(Stop { since: now, until: now + timeout }) };
                 Vec::new()
             }
             Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => Vec::new(),
@@ -258,9 +281,11 @@ impl Lifecycle {
                 self.stage = Stage::Running;
                 vec![Operation::GoOn(Who::NoAgent)]
             }
-            Stage::PoweringDown { until, .. } if now >= until => self.quit(now),
-            Stage::PoweringDown { since, until, press_at } if now >= press_at => {
-                self.stage = Stage::PoweringDown { since, until, press_at: now + PRESS_AGAIN };
+            Stage::PoweringDown { stop, .. } | Stage::ShutDown { stop: Some(stop) } if now >= stop.until => {
+                self.quit(now)
+            }
+            Stage::PoweringDown { stop, press_at } if now >= press_at => {
+                self.stage = Stage::PoweringDown { stop, press_at: now + PRESS_AGAIN };
                 self.press()
             }
             Stage::Running if self.panics.is_due(now) => vec![Operation::Reset, Operation::GoOn(Who::Panic)],
@@ -272,7 +297,7 @@ impl Lifecycle {
             Stage::Paused { .. }
             | Stage::Running
             | Stage::PoweringDown { .. }
-            | Stage::ShutDown
+            | Stage::ShutDown { .. }
             | Stage::Quitting { .. }
             | Stage::Killing => Vec::new(),
         }
@@ -285,11 +310,12 @@ impl Lifecycle {
     }
 
     /// The guest is down. QEMU may take its time to write, as long as nobody waits for the Pod's end.
-    fn shut_down(&mut self, now: Instant) -> Vec<Operation> {
-        self.stage = match self.stage {
-            Stage::PoweringDown { until, .. } => Stage::Quitting { until: until.max(now + QUIT_TIMEOUT) },
-            _ => Stage::ShutDown,
+    fn shut_down(&mut self) -> Vec<Operation> {
+        let stop = match self.stage {
+            Stage::PoweringDown { stop, .. } => Some(stop),
+            _ => None,
         };
+        self.stage = Stage::ShutDown { stop };
         vec![Operation::Quit]
     }
 
@@ -303,11 +329,11 @@ impl Lifecycle {
     pub fn end_reason(&self, success: bool) -> EndReason {
         match (self.stage, self.shutdown.as_deref()) {
             _ if self.ends_by_panic => EndReason::StoppedAfterPanic,
+            (Stage::Quitting { .. } | Stage::Killing, _) => EndReason::PoweredOff,
             (_, Some(GUEST_SHUTDOWN)) if self.is_stopping => EndReason::PoweredDown,
             (_, Some(GUEST_SHUTDOWN)) if success => EndReason::GuestShutdown,
-            (Stage::Quitting { .. } | Stage::Killing, _) => EndReason::PoweredOff,
             // QEMU has crashed, or somebody has ended QEMU by its monitor or its display.
-            (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } | Stage::ShutDown, _) => {
+            (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. } | Stage::ShutDown { .. }, _) => {
                 EndReason::QemuFailed
             }
         }
@@ -379,8 +405,9 @@ mod tests {
         scenario.at(103).shuts_down();
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredDown);
         assert_eq!(scenario.at(124).timer(), [], "QEMU has the rest of the time to write");
-        assert_eq!(scenario.at(125).timer(), [Operation::Kill]);
-        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredDown);
+        assert_eq!(scenario.at(125).timer(), [Operation::Quit]);
+        assert_eq!(scenario.at(128).timer(), [Operation::Kill]);
+        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff, "it was still writing");
     }
 
     #[test]
@@ -458,9 +485,17 @@ mod tests {
     fn a_qemu_that_writes_long_after_the_guests_shutdown_has_the_time_that_the_pod_has() {
         let mut scenario = Scenario::running();
         scenario.at(100).shuts_down();
+        assert_eq!(scenario.at(999).input(Input::End), [], "nobody waits for its end");
         assert_eq!(scenario.at(1000).terminate(), []);
-        assert_eq!(scenario.at(1024).timer(), []);
-        assert_eq!(scenario.at(1025).timer(), [Operation::Kill]);
+        scenario.lifecycle.set_timeout(Duration::from_secs(100));
+        assert_eq!(scenario.at(1099).timer(), []);
+        assert_eq!(scenario.at(1100).timer(), [Operation::Quit]);
+        assert_eq!(scenario.at(1103).timer(), [Operation::Kill]);
+        let mut scenario = Scenario::running();
+        scenario.at(0).terminate();
+        scenario.at(1).shuts_down();
+        assert_eq!(scenario.at(2).input(Input::End), [Operation::Quit], "a person does not want to wait");
+        assert_eq!(scenario.at(5).timer(), [Operation::Kill]);
     }
 
     #[test]
@@ -468,6 +503,7 @@ mod tests {
         let mut scenario = Scenario::running();
         assert_eq!(scenario.at(100).input(Input::Found(GuestState::ShutDown)), [Operation::Quit]);
         assert_eq!(scenario.at(101).input(Input::Found(GuestState::ShutDown)), [Operation::Quit], "it may be lost");
+        assert_eq!(scenario.at(102).input(Input::Found(GuestState::Stopped)), [Operation::Quit], "it was paused then");
         assert_eq!(scenario.lifecycle.end_reason(true), EndReason::GuestShutdown);
         let mut scenario = Scenario::running();
         scenario.at(0).terminate();

@@ -195,7 +195,7 @@ fn a_vm_that_reacts_to_panics_has_a_panic_device_and_a_watchdog() {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
     }
-    assert!(!standard("", &prepared()).contains("panic"));
+    assert!(!standard("", &prepared()).contains("pvpanic"));
     for (action, by_qemu) in [("reset", "pause"), ("poweroff", "pause"), ("pause", "pause"), ("none", "none")] {
         let text = standard(&format!("    watchdog: {{action: {action}}}\n"), &prepared());
         for line in ["-global ICH9-LPC.noreboot=off", &format!("-action watchdog={by_qemu}")] {

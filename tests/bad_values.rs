@@ -22,7 +22,7 @@ use vm_operator::{
     plan::{Action, plan},
     power::WantedPower,
     render::{RandomInput, TemplateError, TemplateSet, render},
-    status::{Outcome, Reconciled, UsedTemplates, status},
+    status::{ExecutionResult, Reconciled, UsedTemplates, status},
 };
 
 use status_schema::StatusSchema;
@@ -151,7 +151,7 @@ fn check(
     } else if !case.starts_with("/spec/vm=") && !case.starts_with("/spec/vm/state=") && !case.starts_with("/spec=") {
         assert!(is_stopped, "{case}: the VM is not stopped");
     }
-    let outcome = Outcome::default();
+    let outcome = ExecutionResult::default();
     let reconciled =
         Reconciled { vm, observed, plan: &plan, rendered, outcome: &outcome, source: UsedTemplates::default() };
     let status = json!(status(&reconciled));

@@ -44,7 +44,7 @@ use vm_operator::{
     plan::{Action, Plan, plan},
     process::ErrorChain,
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
-    status::{Outcome, Reconciled, UsedTemplates, status},
+    status::{ExecutionResult, Reconciled, UsedTemplates, status},
 };
 
 /// The time at which every VM is reconciled.
@@ -160,7 +160,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
         set_of(&vm).and_then(|templates| render(&vm, &observed, config, &random, templates));
     let plan = plan(&vm, &observed, rendered.as_deref().ok());
     let source = UsedTemplates { set: set_of(&vm).ok(), refused: None };
-    let outcome = Outcome::default();
+    let outcome = ExecutionResult::default();
     let (vm, observed) = (&vm, &observed);
     let status =
         status(&Reconciled { vm, observed, plan: &plan, rendered: rendered.as_deref(), outcome: &outcome, source });

@@ -115,7 +115,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 struct Dump {
     files: Vec<(String, String)>,
     unread: Vec<String>,
-    known: mask::Known,
+    known: mask::KnownSecrets,
 }
 
 impl Dump {

@@ -12,7 +12,7 @@ use super::{
     output::{Exit, Failure, Output, note},
     vms::{Selection, title, vm_names},
     wait::{self, Ended, Goal, seconds},
-    write::{self, DryRun, Outcome, WriteOptions},
+    write::{self, CommandResult, DryRun, WriteOptions},
 };
 use crate::{
     actions::{
@@ -253,11 +253,11 @@ impl Options {
         })
     }
 
-    async fn change(&self, client: &Client, found: FoundVm, edit: &Edit) -> Result<Outcome<Wait>, String> {
+    async fn change(&self, client: &Client, found: FoundVm, edit: &Edit) -> Result<CommandResult<Wait>, String> {
         let (namespace, name) = (found.namespace(), found.name());
         let decide = |found: &FoundVm| decide(found, edit, self.write.yes).map_err(|refusal| help(&refusal));
         match write::change(client, found, self.write.by(), decide).await? {
-            Done::Unchanged { found, why } => Ok(Outcome::unchanged(found, &why)),
+            Done::Unchanged { found, why } => Ok(CommandResult::unchanged(found, &why)),
             Done::Written { object, expected, .. } => {
                 if let Some(hint) = &expected.note {
                     note(&format!("{}: {hint}", title(&name)));
@@ -265,7 +265,7 @@ impl Options {
                 let mark = DryRun::mark(self.write.dry_run);
                 let line = format!("{}: {}{}{mark}", title(&name), expected.what, when(&object, expected.effect));
                 let wait = self.write.waits().then_some((namespace, name, expected));
-                Ok(Outcome { object: *object, line, wait })
+                Ok(CommandResult { object: *object, line, wait })
             }
         }
     }

@@ -19,7 +19,7 @@ use super::{
     output::{Exit, Failure, Output},
     vms::{Selection, refused_about, title},
     wait::{self, Goal, seconds},
-    write::{self, DryRun, Outcome, WriteOptions},
+    write::{self, CommandResult, DryRun, WriteOptions},
 };
 use crate::{
     actions::{
@@ -132,7 +132,7 @@ impl Job<'_> {
         write.finish(&tally, waited, output)
     }
 
-    async fn change(&self, client: &Client, found: FoundVm) -> Result<Outcome<Wait>, String> {
+    async fn change(&self, client: &Client, found: FoundVm) -> Result<CommandResult<Wait>, String> {
         let (namespace, name, write) = (found.namespace(), found.name(), &self.options.write);
         let is_forced = matches!(self.command, Command::Stop { force: true, .. });
         let needs_pod = is_forced || self.grace_period.is_some();
@@ -154,7 +154,7 @@ impl Job<'_> {
         }
         let line = format!("{} {}{}", title(&name), self.past(), DryRun::mark(write.dry_run));
         let goal = self.goal(&before.vm, &object).filter(|_| write.waits());
-        Ok(Outcome { object, line, wait: goal.map(|goal| (namespace, name, goal)) })
+        Ok(CommandResult { object, line, wait: goal.map(|goal| (namespace, name, goal)) })
     }
 
     /// A VM of which nothing is written. The guest of one that is stopping already may get less time.
@@ -164,19 +164,22 @@ impl Job<'_> {
         found: FoundVm,
         pod: Option<&Pod>,
         why: &str,
-    ) -> Result<Outcome<Wait>, String> {
+    ) -> Result<CommandResult<Wait>, String> {
         let (Some(time), Some(pod), None) = (self.grace_period, pod, self.options.write.dry_run) else {
-            return Ok(Outcome::unchanged(found, why));
+            return Ok(CommandResult::unchanged(found, why));
         };
         let now = time_of(client).await.unwrap_or_else(Timestamp::now);
         let Some(grace) = grace(pod, time, now) else {
-            return Ok(Outcome::unchanged(found, "is stopping already, and its guest has no more time than that"));
+            return Ok(CommandResult::unchanged(
+                found,
+                "is stopping already, and its guest has no more time than that",
+            ));
         };
         let title = title(&found.name());
         match shorten(client, &found.namespace(), pod, grace).await {
             Ok(()) => {
                 let line = format!("{title}: its guest has {} from now", seconds(time));
-                Ok(Outcome { object: found.object, line, wait: None })
+                Ok(CommandResult { object: found.object, line, wait: None })
             }
             Err(error) => {
                 let what = format!("{title}: its Pod keeps its time");

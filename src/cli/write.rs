@@ -67,7 +67,7 @@ impl From<DryRun> for Trial {
 }
 
 /// What was done with a VM.
-pub(super) struct Outcome<W> {
+pub(super) struct CommandResult<W> {
     /// The VM as it is now.
     pub object: DynamicObject,
     /// That, for people.
@@ -76,7 +76,7 @@ pub(super) struct Outcome<W> {
     pub wait: Option<W>,
 }
 
-impl<W> Outcome<W> {
+impl<W> CommandResult<W> {
     pub fn unchanged(found: FoundVm, why: &str) -> Self {
         Self { line: format!("{} unchanged ({why})", title(&found.name())), object: found.object, wait: None }
     }
@@ -104,7 +104,7 @@ impl WriteOptions {
     pub async fn each<W>(
         &self,
         found: FoundVms,
-        change: impl AsyncFn(FoundVm) -> Result<Outcome<W>, String>,
+        change: impl AsyncFn(FoundVm) -> Result<CommandResult<W>, String>,
         output: &mut Output<'_>,
     ) -> Result<(Tally, Vec<W>), Failure> {
         let mut tally = Tally { objects: Vec::new(), succeeded: 0, failed: found.missing };
@@ -115,7 +115,7 @@ impl WriteOptions {
                     note(&line);
                     tally.failed += 1;
                 }
-                Ok(Outcome { object, line, wait }) => {
+                Ok(CommandResult { object, line, wait }) => {
                     tally.objects.push(json!(object));
                     match wait {
                         Some(wait) => waits.push(wait),

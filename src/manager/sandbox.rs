@@ -29,7 +29,7 @@ use crate::{
     process::limited,
     render::{
         self, RandomInput, TemplateError, TemplateSet,
-        check::{self, Bystander, Change, Judged, Outcome, SetRefusal},
+        check::{self, Bystander, Change, Judged, SetEffect, SetRefusal},
         templates::Layers,
     },
 };
@@ -84,7 +84,7 @@ struct CheckedVm {
 
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Checked(Outcome),
+    Checked(SetEffect),
     Refused(SetRefusal),
 }
 
@@ -116,7 +116,7 @@ pub async fn check<M>(
     bystanders: impl Fn() -> Vec<Bystander>,
     old_config: Option<&ReconcilerConfig>,
     config: &ReconcilerConfig,
-) -> Result<Outcome, Failure>
+) -> Result<SetEffect, Failure>
 where
     M: Iterator<Item = (VirtualMachine, Observed)> + Send,
 {
@@ -384,7 +384,7 @@ mod tests {
     fn the_report_names_the_number_of_vms() {
         for way in [Way::Together, Way::Alone] {
             let report = output(way, &[vm(|_| ())]);
-            assert!(matches!(serde_json::from_str(&report), Ok(Report::Checked(Outcome { vms: 1, .. }))), "{report}");
+            assert!(matches!(serde_json::from_str(&report), Ok(Report::Checked(SetEffect { vms: 1, .. }))), "{report}");
         }
     }
 }

@@ -49,7 +49,7 @@ use crate::{
     process::ErrorChain,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
-        check::{self, Bystander, Outcome, Sample},
+        check::{self, Bystander, Sample, SetEffect},
         templates::Layers,
     },
 };
@@ -458,7 +458,7 @@ async fn try_set(trial: &Trial, config: &ReconcilerConfig, checks: &Checks) -> C
 }
 
 /// What a set or a configuration changes, and how many objects were tried with a dry run.
-async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checked<(Outcome, usize)> {
+async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checked<(SetEffect, usize)> {
     let Trial { set, before, templates } = trial;
     let (users, bystanders) = (|| checks.observed(set.as_deref()), || checks.bystanders(set.as_deref()));
     let checked = sandbox::check(before.as_ref(), templates, users, bystanders, configs.in_force, configs.wanted).await;
@@ -548,7 +548,7 @@ async fn dry_run(
 
 /// Asks whether the manager can use the kinds of a new set. Returns the kinds that it can't use and that only one VM has: that VM reports
 /// it. `Err(None)`: the API server did not answer.
-async fn unusable_kinds(outcome: &Outcome, checks: &Checks) -> Checked<HashSet<TypeMeta>> {
+async fn unusable_kinds(outcome: &SetEffect, checks: &Checks) -> Checked<HashSet<TypeMeta>> {
     let mut unusable = HashSet::new();
     for used in &outcome.uses {
         let (watching, in_namespaces) = used.verbs();

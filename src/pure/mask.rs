@@ -24,9 +24,9 @@ const NAMES: [&str; 7] = ["name", "path", "expiry", "class", "ref", "kind", "fil
 
 /// The secrets that are known by their text.
 #[derive(Default)]
-pub struct Known(BTreeSet<String>);
+pub struct KnownSecrets(BTreeSet<String>);
 
-impl Known {
+impl KnownSecrets {
     /// Remembers what a Secret contains.
     pub fn add(&mut self, secret: &k8s_openapi::api::core::v1::Secret) {
         // When a password ends is no secret, and is in the status too.
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_a_secret_contains_is_masked_in_texts() {
-        let mut known = Known::default();
+        let mut known = KnownSecrets::default();
         let secret = json!({ "data": { "a": "aGVsbG8gd29ybGQK", "b": "aGVsbG8=", "short": "YWI=", "password-expiry": "MTgwMDAwMDAwMA==", "long": "aGVsbG8gd29ybGQgYW5kIG1vcmU=" } });
         known.add(&serde_json::from_value(secret).unwrap());
         let text = "hello world and more; hello world; hello; ab; 1800000000; https://ann:x@example.org/a@b http://example.org/?q=a@b";

@@ -62,7 +62,7 @@ pub mod reports;
 
 /// How the execution of a plan ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ExecutionResult {
     /// The action that failed, if a person must know of it.
     pub failure: Option<Problem>,
     /// The same of objects that no Pod mounts.
@@ -107,7 +107,7 @@ pub struct Reconciled<'a> {
     /// Its rendered objects.
     pub rendered: Result<&'a [Rendered], &'a TemplateError>,
     /// How the execution of the plan ended.
-    pub outcome: &'a Outcome,
+    pub outcome: &'a ExecutionResult,
     /// Its templates.
     pub source: UsedTemplates<'a>,
 }
@@ -327,7 +327,7 @@ fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
         wait => Problem::new(Reason::WaitingForDeletion, format!("waiting until {} is gone", wait.key())),
     });
     let problem = {
-        let Outcome { beside, unrest, .. } = reconciled.outcome;
+        let ExecutionResult { beside, unrest, .. } = reconciled.outcome;
         beside.iter().cloned().chain(waits).chain(unrest.clone()).next()?
     };
     Some(NewCondition { type_: OBJECTS_READY, status: false, reason: problem.reason, message: problem.words() })

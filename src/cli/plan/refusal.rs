@@ -19,7 +19,7 @@ use crate::{
     process::ErrorChain,
     render::{
         TemplateError,
-        check::{Outcome, Sample, check, trial},
+        check::{Sample, SetEffect, check, trial},
     },
 };
 
@@ -73,7 +73,7 @@ pub(super) async fn of_sets<'a>(
 }
 
 /// A kind that the API server does not serve, or that the manager may not make. If only one VM has it, the set is used nevertheless.
-async fn lacking(outcome: &Outcome, resources: &Resources, rights: &Rights) -> Option<TemplateError> {
+async fn lacking(outcome: &SetEffect, resources: &Resources, rights: &Rights) -> Option<TemplateError> {
     for used in outcome.uses.iter().filter(|used| !is_builtin_kind(&used.kind) && !used.is_of_one_vm(outcome)) {
         let why = match resources.of(&used.kind).await {
             Ok(resource) => {
@@ -96,7 +96,7 @@ async fn lacking(outcome: &Outcome, resources: &Resources, rights: &Rights) -> O
 async fn tried(
     client: &Client,
     resources: &Resources,
-    outcome: Outcome,
+    outcome: SetEffect,
 ) -> Result<Option<(TemplateError, Option<String>)>, Failure> {
     let mut forbidden = Vec::new();
     for of_shape in outcome.samples {

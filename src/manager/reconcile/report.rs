@@ -28,7 +28,7 @@ use crate::{
     process::ErrorChain,
     schedule::{self, Persistence},
     status::{
-        Draft, LookedUp, Outcome, Reconciled, draft,
+        Draft, ExecutionResult, LookedUp, Reconciled, draft,
         events::{self, events},
         reports,
     },
@@ -55,7 +55,7 @@ impl Reconciler {
     ) -> Result<Option<Duration>, ReconcileError> {
         let (vm, stored, observed) = (&*view.vm, &*turn.stored, &view.observed);
         let at_rest = self.unrest.problem(&turn.name, Instant::now());
-        let outcome = Outcome {
+        let outcome = ExecutionResult {
             failure: failure(executed.result.as_ref().err(), view.unwatched.as_ref(), turn.failures),
             beside: executed.beside.iter().filter_map(|error| failure(Some(error), None, turn.failures)).collect(),
             refusals: executed.refusals.clone(),

@@ -29,7 +29,7 @@ const OF_A_SHAPE: usize = 5;
 
 /// What a new set would change.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SetEffect {
     /// How many VMs were rendered.
     pub vms: usize,
     /// How many of them would change.
@@ -80,7 +80,7 @@ impl Use {
     }
 
     /// Whether a problem with the kind is that of one VM: only its spec makes such an object, and the others do without.
-    pub fn is_of_one_vm(&self, outcome: &Outcome) -> bool {
+    pub fn is_of_one_vm(&self, outcome: &SetEffect) -> bool {
         self.vms == 1 && outcome.vms > 1
     }
 }
@@ -170,7 +170,7 @@ impl Change<'_> {
         self,
         bystanders: Vec<Bystander>,
         vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
-    ) -> Result<Outcome, SetRefusal> {
+    ) -> Result<SetEffect, SetRefusal> {
         outcome(bystanders, vms.into_iter().map(|(vm, observed)| self.judge(vm, observed)))
     }
 
@@ -232,7 +232,7 @@ pub fn check(
     new: &TemplateSet,
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
-) -> Result<Outcome, SetRefusal> {
+) -> Result<SetEffect, SetRefusal> {
     Change { old, old_config: config, new, config }.check(Vec::new(), vms)
 }
 
@@ -246,7 +246,7 @@ pub fn check(
 pub fn outcome(
     mut bystanders: Vec<Bystander>,
     judged: impl IntoIterator<Item = Judged>,
-) -> Result<Outcome, SetRefusal> {
+) -> Result<SetEffect, SetRefusal> {
     let mut together = Together::default();
     let mut first_of_defaults = None;
     for Judged(verdict) in judged {
@@ -272,7 +272,7 @@ pub fn outcome(
 /// What is known of the VMs that were looked at so far.
 #[derive(Default)]
 struct Together {
-    outcome: Outcome,
+    outcome: SetEffect,
     samples: BTreeMap<(String, String), Vec<Sample>>,
     uses: BTreeMap<(String, String), Use>,
     owners: HashMap<Place, Owner>,
@@ -319,7 +319,7 @@ impl Together {
         Ok(())
     }
 
-    fn finish(mut self, bystanders: &[Bystander]) -> Result<Outcome, SetRefusal> {
+    fn finish(mut self, bystanders: &[Bystander]) -> Result<SetEffect, SetRefusal> {
         for Bystander { vm, namespace, objects, claims: its } in bystanders {
             self.claims.add_vm(vm, namespace.as_deref(), its.iter().map(String::as_str));
             let taken = objects.iter().find_map(|key| self.owners.get(&place(namespace.as_deref(), key)));
@@ -331,7 +331,7 @@ impl Together {
             return Err(refusal(&vm, error));
         }
         let (samples, uses) = (self.samples.into_values().collect(), self.uses.into_values().collect());
-        Ok(Outcome { samples, uses, ..self.outcome })
+        Ok(SetEffect { samples, uses, ..self.outcome })
     }
 }
 

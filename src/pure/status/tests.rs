@@ -36,14 +36,14 @@ fn pod(pod_status: Value) -> Observed {
 
 /// The status and the events of a reconcile whose actions all succeeded (`is_done`) or all failed.
 fn reconcile(vm: &VirtualMachine, observed: &Observed, is_done: bool) -> (VirtualMachineStatus, Vec<Event>) {
-    reconcile_with(vm, observed, is_done, Outcome::default())
+    reconcile_with(vm, observed, is_done, ExecutionResult::default())
 }
 
 fn reconcile_with(
     vm: &VirtualMachine,
     observed: &Observed,
     is_done: bool,
-    outcome: Outcome,
+    outcome: ExecutionResult,
 ) -> (VirtualMachineStatus, Vec<Event>) {
     let rendered = rendered(vm, observed);
     let plan = plan(vm, observed, Some(&rendered));
@@ -118,7 +118,7 @@ fn a_spec_that_can_not_be_read_is_named_and_its_vm_is_not_ready() {
         });
         let error = TemplateError::refused("(spec)", "");
         let plan = plan(&vm, observed, None);
-        let outcome = Outcome::default();
+        let outcome = ExecutionResult::default();
         let source = UsedTemplates::default();
         let reconciled =
             Reconciled { vm: &vm, observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
@@ -299,7 +299,7 @@ fn an_overdue_pod_is_reported_with_its_node_or_its_finalizers() {
             (NodeState::Removed, "PodNotEnded", "node node-1 does not exist any more"),
             (NodeState::NotKnown, "PodNotEnded", "see kubectl get node node-1"),
         ] {
-            let outcome = Outcome { node, ..Outcome::default() };
+            let outcome = ExecutionResult { node, ..ExecutionResult::default() };
             let status = json!(reconcile_with(&vm, &deleting, false, outcome).0);
             assert!(short(&status).ends_with(&format!("false Ready=False {reason}")), "{status}");
             let text = status.to_string();
@@ -612,7 +612,7 @@ fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
         (vm(|_| ()), nothing(), "Failed false Ready=False TemplateError"),
     ] {
         let plan = plan(&vm, &observed, None);
-        let (outcome, source) = (Outcome::default(), UsedTemplates::default());
+        let (outcome, source) = (ExecutionResult::default(), UsedTemplates::default());
         let reconciled =
             Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
         let status = status(&reconciled);
@@ -646,7 +646,7 @@ fn a_vm_that_is_not_allowed_says_so_and_its_guest_goes_on() {
     ] {
         let plan = plan(&vm, &observed, None);
         assert!(plan.steps.iter().all(Vec::is_empty), "{plan:?}");
-        let (outcome, source) = (Outcome::default(), UsedTemplates::default());
+        let (outcome, source) = (ExecutionResult::default(), UsedTemplates::default());
         let reconciled =
             Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
         let status = status(&reconciled);

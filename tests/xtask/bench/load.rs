@@ -21,7 +21,7 @@ use vm_operator::observed::Observed;
 use vm_operator::ownership::{OBJECT_MANAGER, STATUS_MANAGER};
 use vm_operator::plan::plan;
 use vm_operator::render::{RandomInput, TemplateSet, render};
-use vm_operator::status::{Outcome, Reconciled, UsedTemplates, status};
+use vm_operator::status::{ExecutionResult, Reconciled, UsedTemplates, status};
 
 /// How many VMs are worked on at once: enough to keep the API server busy.
 const CONCURRENCY: usize = 32;
@@ -119,7 +119,7 @@ impl Writes {
             observed: &observed,
             plan: &plan,
             rendered: Ok(&rendered),
-            outcome: &Outcome::default(),
+            outcome: &ExecutionResult::default(),
             source: UsedTemplates::default(),
         };
         let status = json!({

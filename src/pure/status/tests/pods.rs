@@ -86,7 +86,7 @@ fn a_helper_that_is_not_ready_is_named() {
             }
         });
         let plan = plan(&vm, &observed, Some(&objects));
-        let (source, outcome) = (UsedTemplates::default(), Outcome::default());
+        let (source, outcome) = (UsedTemplates::default(), ExecutionResult::default());
         let reconciled =
             Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Ok(&objects), outcome: &outcome, source };
         let status = status(&reconciled);

@@ -76,10 +76,10 @@ fn no_status_is_refused_whatever_is_rendered_and_whatever_others_say() {
         }
         let plan = plan(&vm, &observed, Some(&wanted));
         let problem = |random: &mut Rng| Problem::new(Reason::ApplyFailed, value(random).to_string());
-        let outcome = Outcome {
+        let outcome = ExecutionResult {
             failure: (round % 5 == 0).then(|| problem(&mut random)),
             beside: (0..round % 3).map(|_| problem(&mut random)).collect(),
-            ..Outcome::default()
+            ..ExecutionResult::default()
         };
         let status = json!(status(&Reconciled {
             vm: &vm,

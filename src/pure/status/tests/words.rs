@@ -115,7 +115,7 @@ fn a_pod_that_only_other_containers_keep_names_them_and_offers_no_forced_stop() 
 fn templates_that_do_not_render_and_a_refused_correction_are_both_named() {
     let vm = vm(|_| ());
     let (old, newer) = (TemplateError::refused("pod.yaml.j2", "old"), TemplateError::refused("pod.yaml.j2", "newer"));
-    let (observed, outcome) = (nothing(), Outcome::default());
+    let (observed, outcome) = (nothing(), ExecutionResult::default());
     let plan = plan(&vm, &observed, None);
     let messages = |refused| {
         let source = UsedTemplates { set: None, refused };
@@ -253,7 +253,7 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
     });
     let draft_of = |vm: &VirtualMachine| {
         let rendered = rendered(vm, &observed);
-        let (plan, outcome) = (plan(vm, &observed, Some(&rendered)), Outcome::default());
+        let (plan, outcome) = (plan(vm, &observed, Some(&rendered)), ExecutionResult::default());
         let (rendered, source) = (Ok(rendered.as_slice()), UsedTemplates::default());
         draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source })
     };
@@ -276,8 +276,10 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
     };
     assert_eq!(without(before), without(after));
 
-    let refused =
-        Outcome { failure: Some(Problem::new(Reason::ApplyFailed, "apply Pod apple: no")), ..Outcome::default() };
+    let refused = ExecutionResult {
+        failure: Some(Problem::new(Reason::ApplyFailed, "apply Pod apple: no")),
+        ..ExecutionResult::default()
+    };
     let plan = plan(&running, &nothing(), None);
     let (rendered, source, nothing) = (Ok(&[][..]), UsedTemplates::default(), nothing());
     let stalled =
@@ -296,7 +298,7 @@ fn a_cause_takes_the_place_of_the_problem_in_the_messages() {
 #[test]
 fn messages_stay_as_they_were_while_the_reason_does() {
     let draft_of = |vm: &VirtualMachine| {
-        let (plan, outcome, observed) = (plan(vm, &nothing(), Some(&[])), Outcome::default(), nothing());
+        let (plan, outcome, observed) = (plan(vm, &nothing(), Some(&[])), ExecutionResult::default(), nothing());
         let (rendered, source) = (Ok(&[][..]), UsedTemplates::default());
         let draft = draft(&Reconciled { vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source });
         ready(&json!(draft.as_it_was(vm)))

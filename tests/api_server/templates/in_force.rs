@@ -6,9 +6,11 @@ use crate::support::{
     manager::Manager,
     proxy::{Faults, Proxy},
 };
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, ResourceExt, api::ListParams};
 use rustix::process::Signal;
 use serde_json::json;
-use vm_operator::api::VirtualMachine;
+use vm_operator::{api::VirtualMachine, render::kept};
 
 use super::version;
 
@@ -55,4 +57,29 @@ async fn what_is_in_force_is_read_and_kept_although_the_api_server_does_not_answ
     assert_eq!(version(&apple), labelled);
     let refused = |vm: &VirtualMachine| condition(vm, "TemplatesValid").is_some_and(|it| it.1 == "NewerRefused");
     ns.vm_when("apple", "told of the refusal", refused).await;
+}
+
+#[tokio::test]
+async fn a_version_that_could_not_be_written_into_the_history_is_there_soon() {
+    let mut ns = ManagedNamespace::with_templates("history-late", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    let builtin = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await);
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
+    let proxy = Proxy::start(ns.client.clone(), 1, Faults::default()).await;
+    ns.manager = Manager::start_with(&proxy.kubeconfig(), ns.namespace.name(), &[], "");
+    ns.manager.wait_until_ready("[+] vms: 1 listed").await;
+
+    proxy.refuse(Some("/configmaps/vm-operator-history"));
+    ns.manager.change_templates(&[("config-map.yaml.j2", LABELLED)]);
+    let labelled = version(&ns.vm_when("apple", "of the new set", |vm| version(vm) != builtin).await);
+    eventually("the failure", LIMIT, async || ns.manager.log().contains("lacks a version").then_some(())).await;
+    proxy.refuse(None);
+
+    let maps: Api<ConfigMap> = Api::namespaced(ns.client.clone(), ns.namespace.name());
+    eventually("the version in the history", LIMIT, async || {
+        let history = maps.list_metadata(&ListParams::default().labels(kept::HISTORY)).await.unwrap();
+        history.iter().any(|map| map.annotations().get(kept::VERSION) == labelled.as_ref()).then_some(())
+    })
+    .await;
 }

@@ -97,7 +97,7 @@ pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Valu
 }
 
 /// An API server that answers with `server`.
-#[cfg(feature = "manager")]
+#[cfg(any(feature = "manager", feature = "web"))]
 pub(crate) async fn played(server: axum::Router) -> kube::Config {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -60,7 +60,7 @@ pub fn is_stored_untyped(answer: &Status) -> bool {
 
 /// Whether a patch was refused because the object with its UID was deleted and created again. For the API server this is a change of an immutable
 /// field.
-pub fn is_another_object(answer: &Status) -> bool {
+fn is_another_object(answer: &Status) -> bool {
     answer.code == 422 && fields(answer).any(|field| field == "metadata.uid")
 }
 

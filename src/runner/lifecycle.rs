@@ -223,7 +223,7 @@ impl Lifecycle {
     fn found(&mut self, guest: GuestState, now: Instant) -> Vec<Operation> {
         // A guest that stood still when QEMU was to shut down keeps the state that it had.
         if guest == GuestState::ShutDown || self.shutdown.is_some() {
-            // Whose shutdown it was is not known any more if the event is lost. It is the guest's unless it is an error.
+            // If the event is lost, nobody can say whose shutdown it was. It counts as the guest's.
             self.shutdown.get_or_insert_with(|| GUEST_SHUTDOWN.to_owned());
             return match self.stage {
                 // The `quit` may have been lost.

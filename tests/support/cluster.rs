@@ -388,14 +388,18 @@ impl Drop for TestNamespace {
 }
 
 /// Calls `check` until it returns something; panics when the limit is reached.
+///
+/// A check that takes long, because it starts a program, is made less often: what is waited for needs the processors.
 pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
+        let begin = Instant::now();
         if let Some(value) = check().await {
             return value;
         }
         assert!(start.elapsed() < limit, "waited {} s in vain for {what}", limit.as_secs());
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let pause = (begin.elapsed() * 5).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        tokio::time::sleep(pause).await;
     }
 }
 

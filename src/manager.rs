@@ -12,7 +12,7 @@ pub mod agents;
 mod assignments;
 mod caches;
 pub mod check;
-mod client;
+pub mod client;
 pub mod debug;
 mod in_force;
 pub mod leader;
@@ -39,7 +39,7 @@ use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use futures::future::{join_all, maybe_done, pending};
-use kube::runtime::events::Reporter;
+use kube::{Client, runtime::events::Reporter};
 use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
@@ -57,7 +57,7 @@ use self::{
 use crate::{
     client::events::EventRecorder,
     cluster::REQUESTS,
-    config::{ReconcilerConfig, Scope},
+    config::{Config, ReconcilerConfig, Scope},
     metrics::Metrics,
     process::{
         name_client,
@@ -108,7 +108,7 @@ pub async fn run(mut options: Options) -> anyhow::Result<()> {
         info!(%address, "listening for probes and metrics");
     }
     let web = options.web.take().map(|program| tokio::spawn(program.run(termination.clone())));
-    let mut manager = pin!(manage(options, Reports { metrics, health, debug }, termination.clone()));
+    let mut manager = pin!(connect_and_manage(options, Reports { metrics, health, debug }, termination.clone()));
     let result = loop {
         tokio::select! {
             result = &mut manager => break result,
@@ -127,27 +127,72 @@ pub async fn run(mut options: Options) -> anyhow::Result<()> {
 }
 
 /// Where the manager reports what it does.
-struct Reports {
-    metrics: Arc<Metrics>,
-    health: Arc<Health>,
-    debug: DebugRecords,
+pub struct Reports {
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// What the probes answer.
+    pub health: Arc<Health>,
+    /// What was done last, for people.
+    pub debug: DebugRecords,
 }
 
-async fn manage(options: Options, reports: Reports, termination: watch::Receiver<bool>) -> anyhow::Result<()> {
+/// How the manager reaches the API server, and as whom.
+pub struct Connection {
+    /// The client of the leader, whose writes pass the fence.
+    pub client: Client,
+    /// The fence of `client`.
+    pub fence: Fence,
+    /// The client of the election; `None`: without an election, the manager leads.
+    pub lease_client: Option<Client>,
+    /// The namespace of the service account or kubeconfig.
+    pub home: String,
+    /// Whether the manager runs in a Pod of the cluster.
+    pub is_in_cluster: bool,
+}
+
+impl Connection {
+    /// Connects as KUBECONFIG or the service account says.
+    async fn infer(leader_election: bool) -> anyhow::Result<Self> {
+        let mut kubeconfig =
+            kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+        name_client(&mut kubeconfig, "vm-operator");
+        let is_in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let (home, fence) = (kubeconfig.default_namespace.clone(), Fence::default());
+        let client = client::fenced(kubeconfig.clone(), fence.clone())?;
+        // A renewal has its own connection, so that nothing holds it up, and its own retries, because time is short.
+        kubeconfig.default_retry = false;
+        let lease_client = if leader_election { Some(Client::try_from(kubeconfig)?) } else { None };
+        Ok(Self { client, fence, lease_client, home, is_in_cluster })
+    }
+}
+
+async fn connect_and_manage(
+    mut options: Options,
+    reports: Reports,
+    termination: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let settings = Settings::follow(options.config.take(), reports.metrics.clone(), reports.health.clone())?;
+    let connection = Connection::infer(options.leader_election).await?;
+    manage(options, settings, connection, reports, termination).await
+}
+
+/// Manages VMs with the configuration that `config` has, as it changes, and that of the start, until the manager is told to end.
+///
+/// # Errors
+/// As [`run`].
+pub async fn manage(
+    options: Options,
+    (config, at_start): (watch::Receiver<Arc<ReconcilerConfig>>, Config),
+    connection: Connection,
+    reports: Reports,
+    termination: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
     let Reports { metrics, health, debug } = reports;
-    let (config, at_start) = Settings::follow(options.config, metrics.clone(), health.clone())?;
-    let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
-    name_client(&mut kubeconfig, "vm-operator");
-    let is_in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    let places = Places::of(&kubeconfig.default_namespace, options.scope.or(at_start.namespace), is_in_cluster);
-    let fence = Fence::default();
-    let client = client::fenced(kubeconfig.clone(), fence.clone())?;
-    let candidacy = options.leader_election.then(|| Candidacy {
-        kubeconfig,
-        namespace: places.lease.clone(),
-        identity: options.identity,
-    });
-    let leadership = Leadership::start(candidacy, fence.clone(), metrics.clone(), health.clone())?;
+    let Connection { client, fence, lease_client, home, is_in_cluster } = connection;
+    let places = Places::of(&home, options.scope.or(at_start.namespace), is_in_cluster);
+    let candidacy =
+        lease_client.map(|client| Candidacy { client, namespace: places.lease.clone(), identity: options.identity });
+    let leadership = Leadership::start(candidacy, fence.clone(), metrics.clone(), health.clone());
     let loader = tokio::select! {
         biased;
         () = terminated(termination.clone()) => None,

@@ -22,7 +22,7 @@ use axum::http::{
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use kube::{
     Client,
-    client::{Body, ClientBuilder, retry::RetryPolicy},
+    client::{Body, ClientBuilder, DynBody, retry::RetryPolicy},
 };
 use tower::{
     BoxError, Service,
@@ -30,7 +30,7 @@ use tower::{
     layer::{layer_fn, util::Stack},
     retry::RetryLayer,
     timeout::TimeoutLayer,
-    util::{MapRequestLayer, MapResponseLayer, MapResultLayer},
+    util::{BoxService, MapRequestLayer, MapResponseLayer, MapResultLayer},
 };
 
 use super::leader::{BootTime, Fence};
@@ -49,6 +49,9 @@ const SILENCE: Duration = Duration::from_secs(300);
 /// How many requests may wait in the client: more than there ever are.
 const WAITING: usize = 1024;
 
+/// What carries requests to the API server.
+pub type Transport = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>;
+
 /// A client that sends a write only while the fence is open. The fence is asked each time that the write is sent, also when it is
 /// sent again.
 ///
@@ -59,7 +62,15 @@ pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> 
     config.default_retry = false;
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
-    let limited = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
+    fenced_over(ClientBuilder::try_from(config)?, fence)
+}
+
+/// The same over any transport.
+///
+/// # Errors
+/// If the pauses between retries can't be used.
+pub fn fenced_over(transport: ClientBuilder<Transport>, fence: Fence) -> anyhow::Result<Client> {
+    let limited = transport.with_layer(&TimeoutLayer::new(ANSWER));
     let checked = limited.with_layer(&layer_fn(move |inner| Fenced { inner, fence: fence.clone() }));
     // A retry needs a clone of the service, which the buffer makes possible.
     let cloneable = checked.with_layer(&BufferLayer::new(WAITING));

@@ -15,8 +15,8 @@ use crate::metrics::Metrics;
 
 /// How the manager stands for election.
 pub struct Candidacy {
-    /// How to reach the API server.
-    pub kubeconfig: kube::Config,
+    /// A client of its own: nothing else must hold up a renewal.
+    pub client: Client,
     /// The namespace of the lease.
     pub namespace: String,
     /// The manager's name in the lease; `None`: one that no other process has.
@@ -32,27 +32,16 @@ pub struct Leadership {
 
 impl Leadership {
     /// Stands for election, or leads at once if there is no candidacy.
-    ///
-    /// # Errors
-    /// If the API server cannot be reached with this configuration.
-    pub fn start(
-        candidacy: Option<Candidacy>,
-        fence: Fence,
-        metrics: Arc<Metrics>,
-        health: Arc<Health>,
-    ) -> anyhow::Result<Self> {
-        let Some(Candidacy { mut kubeconfig, namespace, identity }) = candidacy else {
+    pub fn start(candidacy: Option<Candidacy>, fence: Fence, metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
+        let Some(Candidacy { client, namespace, identity }) = candidacy else {
             fence.open();
             metrics.leads(true);
             health.set(web::LEASE, Readiness::Ready("not used".into()));
-            return Ok(Self { election: None, state: None, health });
+            return Self { election: None, state: None, health };
         };
-        // A renewal has its own connection, so that nothing holds it up, and its own retries, because time is short.
-        kubeconfig.default_retry = false;
-        let client = Client::try_from(kubeconfig)?;
         let election = Election::start(client, &namespace, identity.unwrap_or_else(unique_identity), fence, metrics);
         let state = Some(election.state());
-        Ok(Self { election: Some(election), state, health })
+        Self { election: Some(election), state, health }
     }
 
     /// Returns when this manager leads.

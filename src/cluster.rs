@@ -13,7 +13,7 @@ mod reports;
 pub mod rights;
 pub mod watch;
 
-use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc, time::Instant};
+use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Node;
@@ -24,6 +24,7 @@ use kube::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use self::{

@@ -5,6 +5,8 @@
 //! This module imports nothing of this crate.
 
 #[cfg(any(feature = "manager", feature = "web"))]
+pub mod clock;
+#[cfg(any(feature = "manager", feature = "web"))]
 pub mod connections;
 #[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "web"))]
 pub mod follow;

@@ -12,7 +12,6 @@ use std::{
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event as K8sEvent},
     apimachinery::pkg::apis::meta::v1::MicroTime,
-    jiff::Timestamp,
 };
 use kube::{
     Api, Client,
@@ -31,7 +30,7 @@ use crate::{
         full_name,
         reasons::{Effect, Event},
     },
-    process::ErrorChain,
+    process::{ErrorChain, clock},
 };
 
 /// How many events may wait to be written. More are dropped: nobody reads so many.
@@ -145,7 +144,7 @@ impl Writer {
         (&regarding.uid, &regarding.name, namespace, type_, &event.reason, &event.action, &event.note)
             .hash(&mut hasher);
         let key = hasher.finish();
-        let time = MicroTime(Timestamp::now());
+        let time = MicroTime(clock::now());
         let now = Instant::now();
         self.written.retain(|_, written| now.duration_since(written.last) < REMEMBERED);
         if let Some(written) = self.written.get_mut(&key) {

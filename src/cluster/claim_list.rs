@@ -12,23 +12,23 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::Instant,
 };
 
-use k8s_openapi::{api::core::v1::PersistentVolumeClaim, jiff::Timestamp};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     Client, Resource, ResourceExt,
     api::ListParams,
     core::{ListMeta, Request},
 };
 use serde::Deserialize;
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::{ActionError, Cluster, namespace_of};
 use crate::{
     api::VirtualMachine,
     object::ObjectKey,
-    process::{lock, slots::Slots},
+    process::{clock, lock, slots::Slots},
 };
 
 /// How many claims the API server sends at once. This bounds what a list takes in memory: 2 kB for each. Most namespaces fit: the API server
@@ -96,7 +96,7 @@ impl Cluster {
             ActionError::Api { what: "look for", key, source: Box::new(source) }
         })?;
         // What the cache has, and the VM does not see, is another VM's.
-        let sees_now = |name: &str| self.children.observe(vm, Timestamp::now()).claim(name).is_some();
+        let sees_now = |name: &str| self.children.observe(vm, clock::now()).claim(name).is_some();
         let is_unseen = |name: &String| {
             listed.get(name.as_str()).is_some_and(|uid| !self.children.has_object(uid) || sees_now(name))
         };

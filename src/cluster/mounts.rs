@@ -3,10 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::{
-    api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret},
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use kube::{Api, Resource, core::NamespaceResourceScope};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,6 +14,7 @@ use crate::{
     claims::Foreign,
     object::{Lifetime, ObjectKey, Rendered},
     plan::Action,
+    process::clock,
     render::{
         check::trial,
         pod::{pod_specs, with_claims},
@@ -53,7 +51,7 @@ impl Cluster {
     /// # Errors
     /// As of [`Cluster::check_mounts`], a claim that would be removed together with the Pod, or that the API server would refuse the new Pod.
     pub async fn check_restart(&self, vm: &VirtualMachine, rendered: &[Rendered]) -> Result<(), ActionError> {
-        let observed = self.children.observe(vm, Timestamp::now());
+        let observed = self.children.observe(vm, clock::now());
         let needed: BTreeSet<&str> = rendered.iter().filter_map(pod_spec).flat_map(claims).collect();
         let pods = observed.objects.iter().filter(|object| object.key.is_pod());
         let mounted = pods.flat_map(|pod| pod.mounted_claims()).map(|(claim, _)| claim.into_owned());
@@ -95,7 +93,7 @@ impl Cluster {
         if mounted.is_empty() {
             return Ok(());
         }
-        let own = self.children.observe(vm, Timestamp::now());
+        let own = self.children.observe(vm, clock::now());
         let is_made = |key: &ObjectKey| restarted.unwrap_or_default().iter().any(|object| object.key == *key);
         let others = mounted.into_iter().filter(|it| own.get(&it.key).is_none() && !is_made(&it.key));
         for Reference { key: object, keys, is_optional: _ } in others {

@@ -8,7 +8,6 @@ use std::{
     collections::{BTreeMap, HashSet},
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::{Arc, Mutex},
-    time::Instant,
 };
 
 use k8s_openapi::{
@@ -26,6 +25,7 @@ use serde::{
     de::{Error as _, IgnoredAny},
 };
 use serde_json::{Value, value::RawValue};
+use tokio::time::Instant;
 
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},

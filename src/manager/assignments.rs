@@ -47,7 +47,7 @@ use crate::{
     metrics::Metrics,
     object::UNUSED_ANNOTATION,
     ownership::{POOL_MANAGER, STATUS_MANAGER},
-    process::{ErrorChain, RepeatFilter, lock},
+    process::{ErrorChain, RepeatFilter, clock, lock},
     schedule,
 };
 
@@ -78,7 +78,7 @@ impl Changes {
         let is_wanted = || lock(&self.0.wanted).contains(&ObjectRef::from_obj(vm));
         if vm.mentions(UNUSED_ANNOTATION)
             && let Ok(read) = vm.read()
-            && member(&read, Timestamp::now()).is_to_be_marked()
+            && member(&read, clock::now()).is_to_be_marked()
         {
             lock(&self.0.used).insert(ObjectRef::from_obj(vm), read.metadata.uid);
         }
@@ -138,7 +138,7 @@ impl Assignments {
                 Some(pools) => match self.keep(&pools).await {
                     Ok(next) => {
                         (failures, _) = (0, repeats.clear());
-                        next.map(|next| next.duration_since(Timestamp::now()).max(SignedDuration::ZERO).unsigned_abs())
+                        next.map(|next| next.duration_since(clock::now()).max(SignedDuration::ZERO).unsigned_abs())
                     }
                     Err(error) => {
                         let message = ErrorChain(&error).to_string();
@@ -193,7 +193,7 @@ impl Assignments {
 
     /// The VMs that matter, each with its namespace. Only those that have changed are read.
     fn members(&self) -> Vec<(String, Member)> {
-        let now = Timestamp::now();
+        let now = clock::now();
         let mut known = lock(&self.changes.0.known);
         let mut all = HashMap::new();
         for vm in self.vms.state() {
@@ -223,14 +223,14 @@ impl Assignments {
         known: &BTreeMap<&String, &KnownPool>,
         members: &[Member],
     ) -> Result<Option<Timestamp>, KeepError> {
-        let now = Timestamp::now();
+        let now = clock::now();
         let pools: Pools = known.iter().map(|(name, known)| ((*name).clone(), known.pool.clone())).collect();
         let upkeep = upkeep(&pools, members, now);
         let handle = PoolHandle {
             client: self.client.clone(),
             namespace: namespace.clone(),
             field_manager: POOL_MANAGER.into(),
-            clock: Timestamp::now,
+            clock: clock::now,
         };
         let mut result = Ok(());
         for member in members.iter().filter(|member| upkeep.used.contains(&member.name)) {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::Store;
 use tokio::sync::watch;
 
@@ -11,6 +10,7 @@ use crate::{
     cluster::{packed::PackedVm, watch::Children},
     metrics::VmSummary,
     observed::Observed,
+    process::clock,
 };
 
 /// The VMs and objects of a namespace, as the watches know them.
@@ -41,7 +41,7 @@ impl Caches {
         is_wanted: F,
     ) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_, F> {
         self.vms().filter(is_wanted).map(|vm| {
-            let observed = self.children.observe(&vm, Timestamp::now());
+            let observed = self.children.observe(&vm, clock::now());
             (vm, observed)
         })
     }

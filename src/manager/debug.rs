@@ -24,7 +24,7 @@ use crate::{
     object::{HASH_ANNOTATION, ObjectKey, Rendered},
     observed::Observed,
     plan::{Action, Plan, Wait},
-    process::lock,
+    process::{clock, lock},
     render::TemplateError,
 };
 
@@ -88,7 +88,7 @@ impl DebugRecords {
     /// Records the plan of a reconcile.
     pub fn planned(&self, vm: &VirtualMachine, rendered: Result<&[Rendered], &TemplateError>, plan: &Plan) {
         if let Some(records) = &self.0 {
-            let planned = Planned::of(vm, rendered, plan, Timestamp::now());
+            let planned = Planned::of(vm, rendered, plan, clock::now());
             lock(&records.reconciles).entry(vm.full_name()).or_default().planned = Some(planned);
         }
     }
@@ -97,15 +97,14 @@ impl DebugRecords {
     pub fn succeeded(&self, vm: &VirtualMachine, next: Option<Duration>) {
         self.update(vm.full_name(), |last| {
             (last.error, last.tries, last.next) =
-                (None, 0, next.and_then(|pause| Timestamp::now().checked_add(pause).ok()));
+                (None, 0, next.and_then(|pause| clock::now().checked_add(pause).ok()));
         });
     }
 
     /// Records that a reconcile failed, with the label of its error, and when it is tried again.
     pub fn failed(&self, vm: String, error: &str, tries: u32, pause: Duration) {
         self.update(vm, |last| {
-            (last.error, last.tries, last.next) =
-                (Some(error.to_owned()), tries, Timestamp::now().checked_add(pause).ok());
+            (last.error, last.tries, last.next) = (Some(error.to_owned()), tries, clock::now().checked_add(pause).ok());
         });
     }
 
@@ -153,7 +152,7 @@ impl DebugRecords {
         let mut all = records.caches.get()?.iter();
         let (vm, children) = all.find_map(|caches| Some((caches.vms.get(&key)?, &caches.children)))?;
         let vm = vm.read().ok()?;
-        let observed = children.observe(&vm, Timestamp::now());
+        let observed = children.observe(&vm, clock::now());
         let last = lock(&records.reconciles).get(&vm.full_name()).cloned().unwrap_or_default();
         Some(last.describe(&vm, &observed))
     }

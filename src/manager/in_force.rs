@@ -25,7 +25,7 @@ use crate::{
     config::ReconcilerConfig,
     object::{CONFIG_IN_FORCE_MAP, LARGEST_CONFIG_MAP, MANAGED_BY},
     ownership::OBJECT_MANAGER,
-    process::ErrorChain,
+    process::{ErrorChain, clock},
     render::{
         TemplateError, TemplateSet,
         kept::{self, FORMER, HISTORY, HISTORY_LENGTH, KEY, LABEL, SINCE, VERSION},
@@ -194,7 +194,7 @@ impl Store {
             "metadata": {
                 "name": name,
                 "labels": { HISTORY: label, "app.kubernetes.io/managed-by": MANAGED_BY },
-                "annotations": { VERSION: templates.version(), SINCE: Timestamp::now().to_string() },
+                "annotations": { VERSION: templates.version(), SINCE: clock::now().to_string() },
             },
             "binaryData": { KEY: ByteString(templates.layers().packed()) },
         });

@@ -20,14 +20,12 @@ use futures::StreamExt;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
-    jiff::Timestamp,
 };
 use kube::{
     Api, Client, ResourceExt,
     api::{ObjectMeta, PostParams},
     runtime::{WatchStreamExt, watcher::watch_object},
 };
-use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
@@ -38,7 +36,7 @@ use tracing::{info, warn};
 use crate::{
     metrics::Metrics,
     ownership::OBJECT_MANAGER,
-    process::{ErrorChain, RepeatFilter},
+    process::{ErrorChain, RepeatFilter, clock},
 };
 
 /// The name of the lease.
@@ -66,9 +64,7 @@ pub struct BootTime(Duration);
 impl BootTime {
     /// Now.
     pub fn now() -> Self {
-        let now = clock_gettime(ClockId::Boottime);
-        let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u32::try_from(now.tv_nsec));
-        Self(Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default()))
+        Self(clock::since_boot())
     }
 }
 
@@ -292,7 +288,7 @@ impl Candidate {
             spec: None,
         });
         let spec = lease.spec.get_or_insert_default();
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(clock::now());
         if spec.holder_identity.as_deref() != Some(&self.identity) {
             spec.lease_transitions = Some(spec.lease_transitions.map_or(0, |count| count.saturating_add(1)));
             spec.acquire_time = Some(now.clone());
@@ -488,7 +484,7 @@ impl Campaign {
         // As client-go leaves it.
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
-        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        spec.renew_time = Some(MicroTime(clock::now()));
         let parameters = PostParams { field_manager: Some(OBJECT_MANAGER.into()), ..PostParams::default() };
         self.metrics.leads(false);
         match self.api.replace(NAME, &parameters, &lease).await {
@@ -504,6 +500,9 @@ struct NoAnswer;
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use rustix::time::{ClockId, clock_gettime};
+
     use super::*;
 
     const fn s(seconds: u64) -> Duration {

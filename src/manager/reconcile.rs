@@ -21,11 +21,11 @@ use std::{
     collections::HashMap,
     io,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kube::runtime::reflector::ObjectRef;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tracing::{debug, warn};
 
 use self::{check::Verdict, observe::View};

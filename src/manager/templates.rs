@@ -18,16 +18,16 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::StreamExt;
-use k8s_openapi::{
-    api::core::v1::{ConfigMap, ObjectReference},
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt, core::TypeMeta, runtime::watcher};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 use tracing::{debug, error, info, warn};
 
 use self::state::{AGAIN, Action, Checked, Gathered, Input, Maps, Refused, State, Trial};
@@ -46,7 +46,7 @@ use crate::{
     metrics::Metrics,
     object::{Rendered, SET_LABEL, builtin_kinds, stateful_sets},
     observed::Observed,
-    process::ErrorChain,
+    process::{ErrorChain, clock},
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
         check::{self, Bystander, Sample, SetEffect},
@@ -232,7 +232,7 @@ impl Loader {
                 harmful.push((name.map(str::to_owned), error));
                 continue;
             }
-            let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
+            let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(clock::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
                 sandbox::check(None, set, examples, Vec::new, None, &check::example_config()).await
             {

@@ -13,10 +13,11 @@ use std::{
     collections::{HashMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use tokio::time::Instant;
 
 use crate::{
     api::{Problem, Reason, VirtualMachine},

@@ -1,12 +1,11 @@
 //! The step *execute*: the plan's writes, and what runners are told.
 
-use k8s_openapi::jiff::Timestamp;
-
 use super::{Reconciler, observe::View};
 use crate::{
     cluster::{ActionError, Executed},
     object::reports as report_kind,
     plan::Plan,
+    process::clock,
     status::reports,
 };
 
@@ -23,7 +22,7 @@ impl Reconciler {
         let mut executed = self.cluster.execute(&vm, plan).await;
         executed.result = executed.result.and(left_out.map_or(Ok(()), Err));
         if plan.steps.iter().any(|step| !step.is_empty()) {
-            let observed = self.cluster.children.observe(&vm, Timestamp::now());
+            let observed = self.cluster.children.observe(&vm, clock::now());
             view.observed = self.with_others(&vm, observed, view.rendered.as_deref().ok()).await;
         }
         if self.cluster.children.knows(&report_kind()) {

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use k8s_openapi::jiff::Timestamp;
-
 use super::{Inputs, ReconcileError, Reconciler, Turn};
 use crate::{
     api::VirtualMachine,
@@ -15,6 +13,7 @@ use crate::{
     object::{Rendered, pods, reports as report_kind},
     observed::Observed,
     plan::{instances, kinds},
+    process::clock,
     render::{TemplateError, TemplateSet},
     status::{UsedTemplates, reports},
 };
@@ -58,7 +57,7 @@ impl Reconciler {
         let view = loop {
             let complete = children.complete();
             let knows_pods = children.knows(&pods());
-            let observed = children.observe(&turn.stored, Timestamp::now());
+            let observed = children.observe(&turn.stored, clock::now());
             let vm = folded(&turn.stored, &observed);
             let Rendering { rendered, kept_back } = turn.inputs.render(&self.renderer, &vm, &observed).await?;
             let Ok(objects) = &rendered else {
@@ -112,7 +111,7 @@ impl Reconciler {
         let allowed = &inputs.config.allowed_kinds;
         let (allowed, refused): (Vec<_>, Vec<_>) =
             kinds.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
-        let has_pod = instances::active(vm, &children.observe(vm, Timestamp::now())).is_some();
+        let has_pod = instances::active(vm, &children.observe(vm, clock::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
         unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
     }

@@ -1,13 +1,10 @@
 //! The step *report*: why a VM is not as its spec wants it, events, and the VM's status.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{ReconcileError, Reconciler, Turn, observe::View};

@@ -113,7 +113,7 @@ impl Renderer {
         set: &TemplateSet,
     ) -> io::Result<Result<Vec<Rendered>, TemplateError>> {
         let Input { vm, observed, config } = input;
-        if *set.layers() == Layers::default() || vm.spec.invalid.is_some() {
+        if *set.layers() == Layers::default() || vm.spec.invalid.is_some() || limited::is_unlimited() {
             return Ok(render(vm, observed, config, random, set));
         }
         let mut worker = self.0.lock().await;

@@ -1,12 +1,26 @@
 //! This program once more, as a process with limited memory, for what may take any amount of it.
 
-use std::{io, process::Stdio};
+use std::{cell::Cell, io, process::Stdio};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// The memory that such a process may take, in bytes.
 pub const MEMORY: u64 = 256 << 20;
+
+thread_local! {
+    static IS_UNLIMITED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on what this thread would do in such a process it does itself, without limits. For simulations, which have one thread.
+pub fn do_without() {
+    IS_UNLIMITED.set(true);
+}
+
+/// Whether this thread uses no such process.
+pub fn is_unlimited() -> bool {
+    IS_UNLIMITED.get()
+}
 
 /// Starts this program with a subcommand. It ends when the child is dropped.
 ///

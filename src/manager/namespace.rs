@@ -192,9 +192,9 @@ fn changes<T: Send + Sync + 'static>(mut value: watch::Receiver<T>) -> stream::B
 /// All VMs, after each change.
 fn all_after(
     changes: stream::BoxStream<'static, ()>,
-    vms: Store<PackedVm>,
+    store: Store<PackedVm>,
 ) -> stream::BoxStream<'static, ObjectRef<PackedVm>> {
-    changes.flat_map(move |()| stream::iter(vms.state()).map(|vm| ObjectRef::from_obj(&*vm))).boxed()
+    changes.flat_map(move |()| stream::iter(vms::in_order(&store)).map(|vm| ObjectRef::from_obj(&*vm))).boxed()
 }
 
 /// The VMs of a namespace that wait to be reconciled, each once.

@@ -92,10 +92,12 @@ impl InForce {
         self.library.get(vm.template_set())
     }
 
-    /// The kinds of objects that VMs usually have or had.
-    pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
+    /// The kinds of objects that VMs usually have or had, each once, in an order that is always the same.
+    pub fn usual_kinds(&self) -> Vec<TypeMeta> {
         let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
-        of_all.into_iter().chain(builtin_kinds()).chain([stateful_sets()]).collect()
+        let all = of_all.into_iter().chain(builtin_kinds()).chain([stateful_sets()]);
+        let in_order: BTreeMap<_, _> = all.map(|kind| ((kind.api_version.clone(), kind.kind.clone()), kind)).collect();
+        in_order.into_values().collect()
     }
 
     /// The former version of its set from which a VM was rendered last. If its status does not name that yet, the newest former version.

@@ -85,12 +85,22 @@ fn changed(
                     vec![]
                 }
                 // A later list: any VM may have changed meanwhile.
-                None => store.state().into_iter().map(|vm| Ok(Arc::unwrap_or_clone(vm))).collect(),
+                None => in_order(&store).into_iter().map(|vm| Ok(Arc::unwrap_or_clone(vm))).collect(),
             },
             Ok(Event::Apply(vm) | Event::Delete(vm)) => vec![Ok(vm)],
             Err(error) => vec![Err(error)],
         })
     })
+}
+
+/// All VMs, by namespace and name: the order is the same each time.
+pub fn in_order(store: &Store<PackedVm>) -> Vec<Arc<PackedVm>> {
+    let mut vms = store.state();
+    vms.sort_by(|one, other| {
+        let (one, other) = (one.meta(), other.meta());
+        (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name))
+    });
+    vms
 }
 
 /// The VMs to reconcile for another reason than a change of the VM itself.
@@ -111,7 +121,7 @@ pub fn at_start(
         let _ = listed.await;
         let _ = timeout(OBJECTS_LISTED, objects_listed).await;
         started.send_replace(true);
-        stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm))
+        stream::iter(in_order(&store)).map(|vm| ObjectRef::from_obj(&*vm))
     });
     stream::select(all.flatten(), triggered.filter(move |_| ready(*passes.borrow())))
 }

@@ -189,17 +189,20 @@ impl Index {
         self.of(vm).iter().find(|known| known.uid == *uid)
     }
 
+    /// In an order that is always the same: the VMs are triggered in it.
     fn select(&self, which: impl Fn(&Packed) -> bool) -> Vec<Known> {
         let known = self.objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
         let known = known.filter(|(_, known)| which(known));
-        known
+        let mut known: Vec<_> = known
             .map(|(vm, known)| Known {
                 vm: vm.clone(),
                 name: known.key.name.clone(),
                 uid: known.uid.clone(),
                 version: known.version,
             })
-            .collect()
+            .collect();
+        known.sort_by(|one, other| (&one.vm, &one.uid).cmp(&(&other.vm, &other.uid)));
+        known
     }
 
     /// The object with that UID, if it is not kept under this VM: its label named another one before, or none.

@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz sim sim-planted lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,12 @@ bench-runner: ## Measure the runner's memory and the guest's networks, and write
 fuzz: ## Test random templates and VMs, and what the runner reads, for an hour each (FUZZ_SECONDS)
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features schema --test fuzz -- --nocapture
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features runner --test fuzz_runner -- --nocapture
+
+sim: ## Simulate the manager in many random scenarios (SIM_SEEDS, SIM_FIRST), or in one (SEED)
+	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-5000} cargo test --profile sim --no-default-features --features manager --test sim -- --nocapture $(if $(SEED),random_scenarios)
+
+sim-planted: ## Plant bugs in a copy of the source, one after the other: the simulation must find each
+	tests/sim/planted.sh
 
 lint: ## Check the format and run Clippy
 	cargo fmt --check

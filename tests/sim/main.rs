@@ -1,0 +1,42 @@
+//! A deterministic simulation of the manager: its real code against an API server in memory, in one thread and in virtual time.
+//!
+//! ```text
+//!  people ──────────────┐
+//!  scheduler, kubelets, │      ┌─ answers ─┐
+//!  guests, controllers ─┴▶ API ┤           ├▶ the manager
+//!                              └─ watches ─┘
+//! ```
+//!
+//! A seed decides which of the things that are possible happens next, and what goes wrong ([`run`]). After each step the
+//! [`invariants`] are checked; when nothing happens any more, the state must be that of a run that nothing disturbed.
+//!
+//! | variable | what it does |
+//! |---|---|
+//! | `SIM_SEEDS` | how many seeds `random_scenarios` runs |
+//! | `SIM_FIRST` | the first of them |
+//! | `SIM_SEED` | `random_scenarios` runs only this seed, and prints what happens |
+//! | `SIM_STRIDE` | one of so many crashes is tried; 1: one before and one after each request of each scenario |
+//! | `SIM_STATE` | the objects at the end of a run that fails are printed |
+//! | `SIM_LOG` | what the manager logs is printed, filtered as by `RUST_LOG` |
+#![forbid(unsafe_code)]
+
+mod api;
+mod invariants;
+mod manager;
+mod net;
+mod people;
+mod run;
+mod scenarios;
+mod world;
+
+/// Prints what the manager logs.
+fn log() {
+    if let Ok(filter) = std::env::var("SIM_LOG") {
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).without_time().try_init();
+    }
+}
+
+/// The number that a variable has.
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}

@@ -1,0 +1,254 @@
+//! What people and their programs do to VMs and to what belongs to them.
+
+use std::fmt;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        kinds::kind,
+        request::{Body, Request, Selector, Target, Verb},
+        store::Store,
+    },
+    manager::NAMESPACE,
+};
+
+/// The field manager of people.
+const PERSON: &str = "kubectl-edit";
+
+/// Something that a person does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// Makes a VM, if there is none of that name.
+    Make,
+    Start,
+    Stop,
+    Restart(u32),
+    /// Sets the number of CPUs.
+    Cpus(u32),
+    /// Lets the disk grow, to so many GiB.
+    Grow(u32),
+    /// Deletes the VM; with `true` its objects stay.
+    Delete {
+        orphan: bool,
+    },
+    /// Deletes the VM's Pod.
+    DeletePod,
+    /// Deletes the object of this kind that has the VM's name.
+    DeleteObject(&'static str),
+    /// Deletes the claim of the VM's disk.
+    DeleteClaim,
+    /// Overwrites the labels of an object of the VM.
+    Relabel(&'static str),
+    /// Takes all entries of managedFields away from an object of the VM.
+    Strip(&'static str),
+    /// Changes what the manager has applied to the ConfigMap.
+    EditMap,
+    /// Makes a Pod that writes to the VM's disk, or deletes it.
+    Mount(bool),
+    /// Makes an object of their own that has the name of one of the VM's, or deletes it.
+    Squat(&'static str, bool),
+    /// Lets the VM have the template set [`SET`], which names its Pod otherwise, or none.
+    UseSet(bool),
+}
+
+/// Something that a person does to the VM of a name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    pub vm: &'static str,
+    pub act: Act,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.act, self.vm)
+    }
+}
+
+/// The names of the VMs in random scenarios.
+const VMS: [&str; 2] = ["apple", "pear"];
+
+/// What people do in the scenario of a seed, with one VM or two.
+pub fn script(random: &mut fastrand::Rng, has_two: bool) -> Vec<Op> {
+    let vms = &VMS[..if has_two { 2 } else { 1 }];
+    let of_all = |act: Act| vms.iter().map(move |vm| Op { vm, act: act.clone() });
+    let count = random.usize(3..12);
+    let more = (0..count).map(|number| Op { vm: vms[random.usize(0..vms.len())], act: act(random, number) });
+    let mut ops: Vec<Op> = of_all(Act::Make).chain(more).collect();
+    // At the end all VMs exist and should run, so that there is something to compare.
+    ops.extend([Act::Make, Act::Start, Act::Mount(false)].into_iter().flat_map(of_all));
+    ops.extend(SQUATTED.into_iter().flat_map(|kind| of_all(Act::Squat(kind, false))));
+    ops
+}
+
+fn act(random: &mut fastrand::Rng, number: usize) -> Act {
+    let kinds = ["ConfigMap", "Secret", "Service", "Pod", "PersistentVolumeClaim"];
+    let any = |random: &mut fastrand::Rng| kinds[random.usize(0..kinds.len())];
+    match random.u32(0..26) {
+        0..3 => Act::Stop,
+        3..6 => Act::Start,
+        6..8 => Act::Restart(u32::try_from(number).unwrap_or_default()),
+        8 => Act::Cpus(random.u32(1..3)),
+        // Each is larger than the one before.
+        9 => Act::Grow(u32::try_from(number).unwrap_or_default() + 2),
+        10..12 => Act::Delete { orphan: false },
+        12 => Act::Delete { orphan: true },
+        13..15 => Act::Make,
+        15 => Act::DeletePod,
+        16 => Act::DeleteObject(kinds[random.usize(0..3)]),
+        17 => Act::Relabel(any(random)),
+        18 => Act::Strip(any(random)),
+        19 => Act::EditMap,
+        20 => Act::Mount(random.bool()),
+        21..23 => Act::Squat(SQUATTED[random.usize(0..SQUATTED.len())], true),
+        23..25 => Act::UseSet(random.bool()),
+        _ => Act::DeleteClaim,
+    }
+}
+
+impl Act {
+    /// Whether the end depends on when it is done.
+    pub fn depends_on_time(&self) -> bool {
+        matches!(
+            self,
+            Self::DeleteClaim
+                | Self::Relabel(_)
+                | Self::Strip(_)
+                | Self::Mount(true)
+                | Self::Squat(_, true)
+                | Self::UseSet(_)
+        )
+    }
+}
+
+/// The kinds of which people make objects with the names of a VM's.
+const SQUATTED: [&str; 3] = ["ConfigMap", "Pod", "Secret"];
+
+/// The template set that names the Pod otherwise.
+pub const SET: &str = "moved";
+
+/// The ConfigMap with that set.
+pub fn template_set() -> Value {
+    let pod = include_str!("../../templates/pod.yaml.j2");
+    let (name, moved) =
+        ("name: {{ vm.metadata.name }}\n  labels", "name: {{ vm.metadata.name ~ \"-moved\" }}\n  labels");
+    assert!(pod.contains(name));
+    json!({
+        "metadata": { "name": "set", "labels": { "vmoperator.jdrupes.org/template-set": SET } },
+        "data": { "pod.yaml.j2": pod.replace(name, moved) },
+    })
+}
+
+/// The name of the claim of a VM's disk.
+pub fn disk(vm: &str) -> String {
+    format!("{vm}-core-disk")
+}
+
+/// A VM with one disk.
+pub fn manifest(name: &str) -> Value {
+    json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": name },
+        "spec": { "loadBalancerService": {}, "vm": {
+            "state": "Running", "maximumCpus": 2, "powerdownTimeout": 20,
+            "disks": [{ "volumeClaimTemplate": {
+                "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } },
+            } }],
+        } },
+    })
+}
+
+impl Op {
+    /// Does it. What does not exist can't be changed, and that is no matter here.
+    pub fn carry_out(&self, store: &mut Store, now: Timestamp) {
+        let name = self.vm;
+        let vm = Target::new(kind("VirtualMachine"), NAMESPACE, name);
+        let merge = |patch: Value| Verb::Patch(Body::Merge(patch));
+        let of = |kind_name: &str| {
+            let own = if kind_name == "PersistentVolumeClaim" { disk(name) } else { name.to_owned() };
+            let own = if kind_name == "Secret" { format!("{name}-display-secret") } else { own };
+            Target::new(kind(kind_name), NAMESPACE, &own)
+        };
+        let (target, verb) = match &self.act {
+            Act::Make => (vm, Verb::Create(manifest(name))),
+            Act::Start => (vm, merge(json!({ "spec": { "vm": { "state": "Running" } } }))),
+            Act::Stop => (vm, merge(json!({ "spec": { "vm": { "state": "Stopped" } } }))),
+            Act::Restart(number) => {
+                let at = format!("2027-01-15T08:00:{number:02}Z");
+                (vm, merge(json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": at } } })))
+            }
+            Act::Cpus(cpus) => (vm, merge(json!({ "spec": { "vm": { "currentCpus": cpus } } }))),
+            Act::Grow(size) => {
+                let size = format!("{size}Gi");
+                let path = "/spec/vm/disks/0/volumeClaimTemplate/spec/resources/requests/storage";
+                (vm, Verb::Patch(Body::Json(json!([{ "op": "replace", "path": path, "value": size }]))))
+            }
+            Act::Delete { orphan } => {
+                let policy = if *orphan { "Orphan" } else { "Background" };
+                (vm, Verb::Delete(json!({ "propagationPolicy": policy })))
+            }
+            Act::DeletePod => (of("Pod"), Verb::Delete(json!({}))),
+            Act::DeleteObject(kind_name) => (of(kind_name), Verb::Delete(json!({}))),
+            Act::DeleteClaim => (of("PersistentVolumeClaim"), Verb::Delete(json!({}))),
+            Act::Relabel(kind_name) => {
+                let labels = json!({ "app.kubernetes.io/name": "other", "app.kubernetes.io/instance": "nobody" });
+                (of(kind_name), merge(json!({ "metadata": { "labels": labels } })))
+            }
+            Act::Strip(kind_name) => (of(kind_name), merge(json!({ "metadata": { "managedFields": [{}] } }))),
+            Act::EditMap => (of("ConfigMap"), merge(json!({ "data": { "config.yaml": "edited" } }))),
+            Act::UseSet(is_used) => {
+                let templates = if *is_used { json!({ "set": SET }) } else { Value::Null };
+                (vm, merge(json!({ "spec": { "templates": templates } })))
+            }
+            Act::Squat(kind_name, true) => {
+                let pod = json!({ "spec": { "containers": [{ "name": "main", "image": "tool" }] } });
+                let mut made = if *kind_name == "Pod" { pod } else { json!({ "data": { "mine": "bWluZQ==" } }) };
+                made["metadata"]["name"] = json!(of(kind_name).name);
+                (of(kind_name), Verb::Create(made))
+            }
+            // Only their own: the object may be the VM's.
+            Act::Squat(kind_name, false) if store.get(&of(kind_name)).is_some_and(is_persons) => {
+                (of(kind_name), Verb::Delete(json!({})))
+            }
+            Act::Squat(_, false) => return,
+            Act::Mount(true) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Create(writing_pod(name))),
+            Act::Mount(false) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Delete(json!({}))),
+        };
+        let request = Request {
+            verb,
+            target,
+            subresource: "",
+            selector: Selector::default(),
+            manager: PERSON.into(),
+            dry_run: false,
+            metadata_only: false,
+        };
+        store.answer(now, &request);
+    }
+}
+
+/// Whether a person made the object and the manager has never applied anything to it.
+pub fn is_persons(object: &Value) -> bool {
+    let mut entries = object["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let is_ours = |entry: &Value| entry["manager"].as_str().is_some_and(|manager| manager.starts_with("vm-operator"));
+    let has = |manager: &str, field: &str| {
+        entries.clone().any(|entry| entry["manager"] == manager && !entry["fieldsV1"][field].is_null())
+    };
+    (has(PERSON, "f:spec") || has(PERSON, "f:data")) && !entries.any(is_ours)
+}
+
+/// The name of a person's Pod that writes to the VM's disk.
+fn writer(vm: &str) -> String {
+    format!("{vm}-writer")
+}
+
+fn writing_pod(vm: &str) -> Value {
+    json!({
+        "metadata": { "name": writer(vm) },
+        "spec": {
+            "containers": [{ "name": "main", "image": "tool", "volumeMounts": [{ "name": "disk", "mountPath": "/disk" }] }],
+            "volumes": [{ "name": "disk", "persistentVolumeClaim": { "claimName": disk(vm) } }],
+        },
+    })
+}

@@ -1,0 +1,636 @@
+//! One run: a seed decides which of the possible things happens next, and so the run can be repeated.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        kinds::{kind, kinds},
+        request::{Answer, Request, Target, Verb},
+        store::Store,
+    },
+    invariants::{Invariants, Written},
+    manager::Manager,
+    net::{Net, Sent, Watch},
+    people::Op,
+    world::{Step, World},
+};
+
+/// For how long the manager does nothing at the end.
+const REST: Duration = Duration::from_mins(12);
+/// How long the clock goes on at once while nothing happens.
+const SLICE: Duration = Duration::from_secs(15);
+/// How long the manager may work on what is at hand before the next thing happens.
+const MOMENT: Duration = Duration::from_millis(1);
+/// The API server ends a watch after so long (`timeoutSeconds`).
+const LONGEST_WATCH: Duration = Duration::from_secs(290);
+/// How many steps a person waits after the one before; one who waits for long waits until nothing happens any more.
+const PATIENCE: [usize; 6] = [0, 4, 15, 40, 100, 10_000];
+/// After so many steps without an end something goes on for ever.
+const MOST_STEPS: usize = 20_000;
+
+/// What disturbs a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// Of 1,000 steps, how many are disturbances.
+    pub rate: u32,
+    /// The manager crashes at the request with this number, counted from 0: before the API server sees it, or when it was done and
+    /// is not answered.
+    pub crash: Option<(usize, Moment)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    Before,
+    After,
+}
+
+/// Why a run has failed, with what happened before.
+#[derive(Debug)]
+pub struct Failure {
+    pub why: String,
+    pub trace: Vec<String>,
+}
+
+impl Failure {
+    /// For people: the last steps.
+    pub fn text(&self, steps: usize) -> String {
+        let mut text = String::new();
+        let first = self.trace.len().saturating_sub(steps);
+        for line in &self.trace[first..] {
+            let _ = writeln!(text, "{line}");
+        }
+        text + &self.why
+    }
+}
+
+/// How a run has ended.
+pub struct Ended {
+    pub state: BTreeMap<String, Value>,
+    pub trace: Vec<String>,
+    /// How many requests the API server has got.
+    pub requests: usize,
+}
+
+/// Something that can happen next.
+enum Choice {
+    /// The API server gets the request with this index, of the manager with this one.
+    Request(usize, usize),
+    Answer(usize, usize),
+    /// The watch with this index reports its next event.
+    Event(usize, usize, u64, Value),
+    Bookmark(usize, usize),
+    World(Step),
+    Person,
+    /// The API server gets what a manager sent before it crashed.
+    Left(usize),
+}
+
+pub struct Run {
+    store: Store,
+    world: World,
+    /// Usually one. Two, if the first one does not know yet that it does not lead any more.
+    managers: Vec<Manager>,
+    random: fastrand::Rng,
+    faults: Faults,
+    invariants: Invariants,
+    /// What people will do, in this order.
+    script: std::collections::VecDeque<Op>,
+    /// Whether a person waits until nothing happens any more.
+    is_calm: bool,
+    began: Timestamp,
+    elapsed: Duration,
+    /// What managers sent before they crashed, and the API server has not seen.
+    left: Vec<(Request, String)>,
+    /// By how much the manager's clock differs from the API server's.
+    skew: SignedDuration,
+    /// How many steps the next person still waits.
+    patience: usize,
+    trace: Vec<String>,
+    requests: usize,
+    steps: usize,
+    /// The version of the last change that was noticed.
+    changed: u64,
+}
+
+type Done = Result<(), String>;
+
+impl Run {
+    pub fn new(seed: u64, script: Vec<Op>, faults: Faults, is_calm: bool) -> Self {
+        let mut store = Store::default();
+        let began: Timestamp = "2027-01-15T08:00:00Z".parse().unwrap();
+        World::furnish(&mut store, began);
+        Self {
+            store,
+            world: World::default(),
+            managers: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+            faults,
+            invariants: Invariants::default(),
+            script: script.into(),
+            is_calm,
+            began,
+            elapsed: Duration::ZERO,
+            left: Vec::new(),
+            skew: SignedDuration::ZERO,
+            patience: 0,
+            trace: Vec::new(),
+            requests: 0,
+            steps: 0,
+            changed: 0,
+        }
+    }
+
+    /// Runs until nothing happens any more.
+    pub fn to_end(mut self) -> Result<Ended, Failure> {
+        match self.run() {
+            Ok(()) => Ok(Ended {
+                state: end_state(&self.store),
+                trace: std::mem::take(&mut self.trace),
+                requests: self.requests,
+            }),
+            Err(why) => {
+                if std::env::var_os("SIM_STATE").is_some() {
+                    self.print_state();
+                }
+                Err(Failure { why, trace: std::mem::take(&mut self.trace) })
+            }
+        }
+    }
+
+    /// Prints the objects that matter when a run has failed.
+    fn print_state(&self) {
+        let kinds = ["VirtualMachine", "Pod", "VmReport", "PersistentVolumeClaim"].map(kind);
+        for (target, object) in self.store.everything().filter(|(target, _)| kinds.contains(&target.kind)) {
+            let mut object = object.clone();
+            object["metadata"]["managedFields"].take();
+            println!("{} {}\n{object:#}", crate::api::kinds::kinds()[target.kind].name, target.name);
+        }
+        println!("{:#?}", self.world.guests);
+    }
+
+    fn run(&mut self) -> Done {
+        self.start_manager();
+        let mut rested = Duration::ZERO;
+        while rested < REST {
+            self.steps += 1;
+            if self.steps > MOST_STEPS {
+                return Err(format!("{MOST_STEPS} steps, and still something happens"));
+            }
+            // In the end nothing disturbs.
+            if self.script.is_empty() {
+                self.skew = SignedDuration::ZERO;
+                if self.managers.len() > 1 {
+                    self.crash(0);
+                }
+            }
+            self.go_on(MOMENT);
+            let choices = self.choices();
+            let is_disturbed = !self.script.is_empty() && self.random.u32(0..1000) < self.faults.rate;
+            if is_disturbed {
+                self.disturb();
+            } else if !choices.is_empty() {
+                if !self.is_rest(&choices) && !self.waits_for_a_person() || self.has_changed() {
+                    rested = Duration::ZERO;
+                }
+                let index = self.random.usize(0..choices.len());
+                if let Some(choice) = choices.into_iter().nth(index) {
+                    self.happen(choice)?;
+                }
+                self.invariants.state(&self.store, &self.world)?;
+            } else if !self.script.is_empty() {
+                let is_due = if self.is_calm { rested >= SLICE * 4 } else { self.random.bool() };
+                if is_due {
+                    self.person();
+                    rested = Duration::ZERO;
+                } else {
+                    rested += self.rest();
+                }
+            } else {
+                rested += self.rest();
+            }
+        }
+        Invariants::at_rest(&self.store, &self.world)
+    }
+
+    fn now(&self) -> Timestamp {
+        self.began + self.elapsed
+    }
+
+    fn note(&mut self, what: &str) {
+        self.trace.push(format!("{:10.3} {what}", self.elapsed.as_secs_f64()));
+    }
+
+    fn start_manager(&mut self) {
+        self.note("a manager starts");
+        self.managers.push(Manager::start(self.now() + self.skew, self.elapsed));
+    }
+
+    fn go_on(&mut self, time: Duration) {
+        for manager in &self.managers {
+            manager.go_on(self.now() + self.skew, self.elapsed, time);
+        }
+        self.elapsed += time;
+        for number in 0..self.managers.len() {
+            self.net(number, |net, _| net.sort());
+        }
+    }
+
+    /// The clock goes on while nothing happens. Returns by how much.
+    fn rest(&mut self) -> Duration {
+        self.go_on(SLICE);
+        let now = self.elapsed;
+        for number in 0..self.managers.len() {
+            self.net(number, |net, _| net.watches.retain(|watch| now.saturating_sub(watch.began) < LONGEST_WATCH));
+        }
+        SLICE
+    }
+
+    /// What is between a manager and the API server, and the API server.
+    fn net<T>(&mut self, manager: usize, with: impl FnOnce(&mut Net, &mut Store) -> T) -> T {
+        let net = self.managers[manager].transport.0.clone();
+        let mut net = net.lock().unwrap();
+        with(&mut net, &mut self.store)
+    }
+
+    fn choices(&mut self) -> Vec<Choice> {
+        let (now, step) = (self.now(), self.steps);
+        let mut choices = Vec::new();
+        for manager in 0..self.managers.len() {
+            choices.extend(self.net(manager, |net, store| net_choices(manager, net, store, step)));
+        }
+        choices.extend(self.world.steps(&self.store, now).into_iter().map(Choice::World));
+        choices.extend((0..self.left.len()).map(Choice::Left));
+        if choices.is_empty() && self.release_held() {
+            return self.choices();
+        }
+        if !choices.is_empty() {
+            // Only beside something else: by themselves they would go on for ever.
+            for manager in 0..self.managers.len() {
+                choices.extend(self.net(manager, |net, store| bookmark(manager, net, store, step)));
+            }
+        }
+        if !self.is_calm && !self.script.is_empty() {
+            match self.patience.checked_sub(1) {
+                Some(left) => self.patience = left,
+                None => choices.push(Choice::Person),
+            }
+        }
+        choices
+    }
+
+    /// What is held back for long comes when nothing else happens. Returns whether there is something.
+    fn release_held(&mut self) -> bool {
+        let step = self.steps;
+        (0..self.managers.len()).fold(false, |any, manager| {
+            let is_held = |net: &mut Net, store: &mut Store| {
+                let held = net.watches.iter_mut().filter(|watch| watch.held > step);
+                held.fold(false, |any, watch| {
+                    watch.held = 0;
+                    watch.next(store).is_some() || any
+                })
+            };
+            self.net(manager, is_held) || any
+        })
+    }
+
+    /// Whether a VM is not as it should be, and only a person can change that. Then the manager may look again from time to time.
+    fn waits_for_a_person(&self) -> bool {
+        let is_ready = |vm: &Value| {
+            let mut conditions = vm["status"]["conditions"].as_array().into_iter().flatten();
+            conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        };
+        self.script.is_empty() && self.store.of("VirtualMachine").any(|(_, vm)| !is_ready(vm))
+    }
+
+    /// Whether an object has changed since this was asked last. Events say that a failure goes on.
+    fn has_changed(&mut self) -> bool {
+        let events = kind("NewEvent");
+        let last = self.store.changes.iter().rev().find(|change| change.target.kind != events);
+        let version = last.map_or(0, |change| change.version);
+        std::mem::replace(&mut self.changed, version) != version
+    }
+
+    /// Whether nothing happens but that watches begin again, as they do every few minutes.
+    fn is_rest(&mut self, choices: &[Choice]) -> bool {
+        choices.iter().all(|choice| match choice {
+            Choice::Request(manager, index) => self.net(*manager, |net, _| {
+                matches!(&net.sent[*index].request, Ok(Request { verb: Verb::Watch { .. }, .. }))
+            }),
+            Choice::Bookmark(..) => true,
+            _ => false,
+        })
+    }
+
+    fn happen(&mut self, choice: Choice) -> Done {
+        match choice {
+            Choice::Request(manager, index) => return self.request(manager, index),
+            Choice::Answer(manager, index) => {
+                let text = self.net(manager, |net, _| {
+                    let answered = net.answered.remove(index);
+                    let text = format!("answer   {}: {}", answered.text, answered.answer.code);
+                    Net::deliver(answered);
+                    text
+                });
+                self.note(&text);
+            }
+            Choice::Event(manager, index, version, event) => {
+                let text = self.net(manager, |net, _| {
+                    let watch = &mut net.watches[index];
+                    watch.deliver(version, &event);
+                    let (type_, name) = (&event["type"], &event["object"]["metadata"]["name"]);
+                    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                    format!("event    {} {} {}", kinds()[watch.request.target.kind].name, word(type_), word(name))
+                });
+                self.note(&text);
+            }
+            Choice::Bookmark(manager, index) => {
+                self.net(manager, |net, store| net.watches[index].bookmark(store.version()));
+            }
+            Choice::World(step) => {
+                self.note(&format!("world    {}", words(&step)));
+                let now = self.now();
+                self.world.take(&step, &mut self.store, now);
+            }
+            Choice::Person => self.person(),
+            Choice::Left(index) => {
+                let (request, text) = self.left.remove(index);
+                let (answer, checked) = self.carry_out(&request);
+                self.note(&format!("late     {text}: {}", answer.code));
+                return checked;
+            }
+        }
+        Ok(())
+    }
+
+    fn person(&mut self) {
+        if let Some(op) = self.script.pop_front() {
+            self.patience = PATIENCE[self.random.usize(0..PATIENCE.len())];
+            self.note(&format!("person   {op}"));
+            let now = self.now();
+            op.carry_out(&mut self.store, now);
+        }
+    }
+
+    /// The API server gets a request.
+    fn request(&mut self, manager: usize, index: usize) -> Done {
+        let number = self.requests;
+        self.requests += 1;
+        let sent = self.net(manager, |net, _| net.sent.remove(index));
+        let crash = self.faults.crash.filter(|(at, _)| *at == number).map(|(_, moment)| moment);
+        if crash == Some(Moment::Before) {
+            self.note(&format!("request  {} is not seen any more", sent.text));
+            self.crash(manager);
+            return Ok(());
+        }
+        let done = self.answer(manager, sent);
+        if crash == Some(Moment::After) {
+            self.crash(manager);
+        }
+        done
+    }
+
+    fn answer(&mut self, manager: usize, sent: Sent) -> Done {
+        let request = match &sent.request {
+            Ok(request) => request.clone(),
+            Err(answer) => {
+                let answer = answer.clone();
+                self.note(&format!("request  {}: {}", sent.text, answer.code));
+                self.net(manager, |net, _| net.done(sent, answer));
+                return Ok(());
+            }
+        };
+        if let Verb::Watch { .. } = request.verb {
+            self.note(&format!("request  {}", sent.text));
+            let now = self.elapsed;
+            self.net(manager, |net, store| net.begin_watch(sent, request, store, now));
+            return Ok(());
+        }
+        let refused = if self.faults.rate > 0 && !self.script.is_empty() { self.refusal(&request) } else { None };
+        if let Some(answer) = refused {
+            self.note(&format!("request  {}: refused with {}", sent.text, answer.code));
+            self.net(manager, |net, _| net.done(sent, answer));
+            return Ok(());
+        }
+        let (answer, checked) = self.carry_out(&request);
+        self.note(&format!("request  {}: {}", sent.text, answer.code));
+        self.net(manager, |net, _| net.done(sent, answer));
+        checked
+    }
+
+    /// The API server does what a manager asks.
+    fn carry_out(&mut self, request: &Request) -> (Answer, Done) {
+        let name = match &request.verb {
+            Verb::Create(object) => object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+            _ => request.target.name.clone(),
+        };
+        let target = Target { name, ..request.target.clone() };
+        let before = self.store.get(&target).cloned();
+        let answer = self.store.answer(self.now(), request);
+        let after = self.store.get(&target).cloned();
+        let checked = self.invariants.written(&Written { target: &target, before, after }, &self.store, &self.world);
+        (answer, checked)
+    }
+
+    /// The API server is busy, or has an error.
+    fn refusal(&mut self, request: &Request) -> Option<Answer> {
+        let (code, reason) = match self.random.u32(0..100) {
+            0..2 => (429, "TooManyRequests"),
+            2..4 => (500, "InternalError"),
+            // Who names a resourceVersion, or what must not exist yet, gets this answer only if there is another object.
+            4 if matches!(request.verb, Verb::Patch(_)) && !is_conditional(request) => (409, "Conflict"),
+            _ => return None,
+        };
+        Some(Answer::failure(code, reason, "a fault of the simulation", json!({})))
+    }
+
+    fn crash(&mut self, manager: usize) {
+        self.note("the manager crashes");
+        // What was sent and not seen yet may still be carried out, without anybody who waits for the answer.
+        let sent = self.net(manager, |net, _| std::mem::take(&mut net.sent));
+        for sent in sent {
+            if let Ok(request) = sent.request
+                && matches!(request.verb, Verb::Create(_) | Verb::Replace(_) | Verb::Patch(_) | Verb::Delete(_))
+                && self.random.bool()
+            {
+                self.left.push((request, sent.text));
+            }
+        }
+        self.managers.remove(manager);
+        if self.managers.is_empty() {
+            self.start_manager();
+        }
+    }
+
+    /// Something goes wrong.
+    fn disturb(&mut self) {
+        let kind = self.random.u32(0..16);
+        let any = self.random.usize(0..1 << 20);
+        let manager = any % self.managers.len();
+        match kind {
+            0..2 => self.crash(manager),
+            15 => {
+                if self.managers.len() < 2 {
+                    self.start_manager();
+                }
+            }
+            2..4 => {
+                let text = self.net(manager, |net, _| {
+                    (!net.answered.is_empty()).then(|| {
+                        let answered = net.answered.remove(any % net.answered.len());
+                        let text = format!("fault    the answer to {} is lost", answered.text);
+                        Net::lose(answered);
+                        text
+                    })
+                });
+                self.note_some(text);
+            }
+            4 => {
+                let text = self.net(manager, |net, _| {
+                    (!net.sent.is_empty()).then(|| {
+                        let sent = net.sent.remove(any % net.sent.len());
+                        let text = format!("fault    {} does not arrive", sent.text);
+                        Net::cut(sent);
+                        text
+                    })
+                });
+                self.note_some(text);
+            }
+            5..7 => {
+                let text = self.net(manager, |net, _| {
+                    (!net.watches.is_empty()).then(|| {
+                        let watch = net.watches.remove(any % net.watches.len());
+                        let text = format!("fault    {} is cut", watch.text);
+                        watch.cut();
+                        text
+                    })
+                });
+                self.note_some(text);
+            }
+            7 => {
+                self.store.compacted = self.store.version();
+                self.note("fault    the API server forgets all changes");
+                self.net(manager, |net, store| {
+                    let (old, new): (Vec<_>, Vec<_>) =
+                        net.watches.drain(..).partition(|watch| watch.seen < store.compacted);
+                    net.watches = new;
+                    old.into_iter().for_each(Watch::expire);
+                });
+            }
+            8..11 => {
+                let (step, long) = (self.steps, 5 + any % 200);
+                let text = self.net(manager, |net, _| {
+                    (!net.watches.is_empty()).then(|| {
+                        let at = any % net.watches.len();
+                        net.watches[at].held = step + long;
+                        format!("fault    {} is behind for {long} steps", net.watches[at].text)
+                    })
+                });
+                self.note_some(text);
+            }
+            11 => {
+                self.skew = SignedDuration::from_mins([-60, -3, 0, 7, 90][any % 5]);
+                self.note(&format!("fault    the manager's clock differs by {} min", self.skew.as_mins()));
+            }
+            _ => {
+                let time = Duration::from_millis([20, 300, 1500, 6000, 40_000][any % 5]);
+                self.note(&format!("fault    nothing happens for {time:?}"));
+                self.go_on(time);
+            }
+        }
+    }
+
+    fn note_some(&mut self, text: Option<String>) {
+        if let Some(text) = text {
+            self.note(&text);
+        }
+    }
+}
+
+/// Whether a conflict says that the object has changed, and a watch will report how.
+fn is_conditional(request: &Request) -> bool {
+    ["VirtualMachine", "VmReport"].map(kind).contains(&request.target.kind)
+}
+
+/// What can happen next between a manager and the API server.
+fn net_choices(manager: usize, net: &Net, store: &Store, step: usize) -> Vec<Choice> {
+    let mut choices: Vec<Choice> = (0..net.sent.len()).map(|index| Choice::Request(manager, index)).collect();
+    choices.extend((0..net.answered.len()).map(|index| Choice::Answer(manager, index)));
+    for (index, watch) in net.watches.iter().enumerate().filter(|(_, watch)| watch.held <= step) {
+        if let Some((version, event)) = watch.next(store) {
+            choices.push(Choice::Event(manager, index, version, event));
+        }
+    }
+    choices
+}
+
+/// A watch that can say that it has reported everything.
+fn bookmark(manager: usize, net: &Net, store: &Store, step: usize) -> Option<Choice> {
+    let is_behind = |watch: &Watch| {
+        watch.wants_bookmarks() && watch.held <= step && watch.seen < store.version() && watch.next(store).is_none()
+    };
+    let index = net.watches.iter().position(is_behind)?;
+    Some(Choice::Bookmark(manager, index))
+}
+
+fn words(step: &Step) -> String {
+    let of = |target: &Target| format!("{} {}", kinds()[target.kind].name, target.name);
+    match step {
+        Step::Bind(target) => format!("bind {}", of(target)),
+        Step::Grow(target) => format!("grow {}", of(target)),
+        Step::Start(target) => format!("start {}", of(target)),
+        Step::Report(pod) => format!("report {pod}"),
+        Step::Refresh(pod) => format!("refresh {pod}"),
+        Step::Boot(pod) => format!("boot {pod}"),
+        Step::End(target) => format!("end {}", of(target)),
+        Step::Remove(target) => format!("remove {}", of(target)),
+        Step::Collect(target) => format!("collect {}", of(target)),
+        Step::Orphan(target) => format!("orphan {}", of(target)),
+        Step::Release(target) => format!("release {}", of(target)),
+    }
+}
+
+/// The objects without what differs between two runs: a Pod, for example, is made from the spec at that time.
+pub fn end_state(store: &Store) -> BTreeMap<String, Value> {
+    let mut state = BTreeMap::new();
+    let ignored = ["Event", "NewEvent", "Namespace", "Node", "StorageClass", "VmReport"];
+    for (target, object) in store.everything() {
+        let name = kinds()[target.kind].name;
+        // A manager that ends between the two writes leaves the history without a version.
+        let is_history = target.name.starts_with("vm-operator-history");
+        if ignored.contains(&name) || is_history {
+            continue;
+        }
+        let said = if target.kind == kind("VirtualMachine") { said_of_vm(object) } else { said_of_object(object) };
+        state.insert(format!("{name} {}", target.name), said);
+    }
+    state
+}
+
+fn said_of_vm(vm: &Value) -> Value {
+    let status = &vm["status"];
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let is_of_history = |condition: &&Value| condition["type"] == "RestartRequired";
+    let conditions: BTreeMap<String, Value> = conditions
+        .filter(|condition| !is_of_history(condition))
+        .map(|condition| {
+            let name = condition["type"].as_str().unwrap_or_default().to_owned();
+            (name, json!([condition["status"], condition["reason"]]))
+        })
+        .collect();
+    json!({
+        "spec": vm["spec"], "conditions": conditions, "phase": status["phase"], "power": status["power"],
+        "observed": status["observedGeneration"] == vm["metadata"]["generation"],
+    })
+}
+
+fn said_of_object(object: &Value) -> Value {
+    json!({
+        "labels": object["metadata"]["labels"], "owners": object["metadata"]["ownerReferences"].as_array().map(Vec::len),
+        "deleting": !object["metadata"]["deletionTimestamp"].is_null(),
+        "size": object["spec"]["resources"]["requests"], "phase": object["status"]["phase"],
+        "keys": object["data"].as_object().map(|data| data.keys().cloned().collect::<Vec<_>>()),
+    })
+}

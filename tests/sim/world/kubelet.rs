@@ -1,0 +1,151 @@
+//! The scheduler, and the kubelets of the nodes.
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{Guest, Power, Step, World, has_ended, is_deleting, mounted, uid};
+use crate::api::{
+    kinds::kind,
+    request::Target,
+    store::{Store, seconds},
+};
+
+/// The container in which QEMU runs.
+const RUNNER: &str = "vm-runner";
+
+pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (target, pod) in store.of("Pod").filter(|(_, pod)| !has_ended(pod)) {
+        let has_node = pod["spec"]["nodeName"].is_string();
+        if is_deleting(pod) {
+            let runs = world.guests.contains_key(&uid(pod));
+            // The guest has its whole grace period.
+            if runs {
+                steps.push(Step::End(target.clone()));
+            }
+            let is_over = pod["metadata"]["deletionTimestamp"].as_str().and_then(|end| end.parse::<Timestamp>().ok());
+            if !runs || is_over.is_some_and(|end| end + SignedDuration::from_secs(2) < now) {
+                steps.push(Step::Remove(target.clone()));
+            }
+        } else if !has_node && can_be_scheduled(target, pod, store) {
+            steps.push(Step::Bind(target.clone()));
+        } else if has_node && pod["status"]["phase"] == "Pending" && can_mount(target, pod, store) {
+            steps.push(Step::Start(target.clone()));
+        }
+    }
+    steps
+}
+
+fn claim_of<'a>(pod: &Target, name: &str, store: &'a Store) -> Option<&'a Value> {
+    store.get(&Target::new(kind("PersistentVolumeClaim"), &pod.namespace, name))
+}
+
+fn can_be_scheduled(target: &Target, pod: &Value, store: &Store) -> bool {
+    // One that is being deleted may be used by a Pod that exists, and by no new one.
+    let is_usable = |claim: &Value| claim["status"]["phase"] == "Bound" && !is_deleting(claim);
+    mounted(pod).iter().all(|(name, _)| claim_of(target, name, store).is_some_and(is_usable))
+}
+
+/// Whether all that a Pod mounts and that is not optional exists.
+fn can_mount(target: &Target, pod: &Value, store: &Store) -> bool {
+    let exists = |kind_name: &str, name: &Value| {
+        let name = name.as_str().unwrap_or_default();
+        store.get(&Target::new(kind(kind_name), &target.namespace, name)).is_some()
+    };
+    let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
+    let sources = volumes.flat_map(|volume| {
+        let projected = volume["projected"]["sources"].as_array().into_iter().flatten();
+        projected.chain(std::iter::once(volume))
+    });
+    let is_there = |source: &Value| {
+        let (map, secret) = (&source["configMap"], &source["secret"]);
+        let secret_name = if secret["name"].is_null() { &secret["secretName"] } else { &secret["name"] };
+        (map.is_null() || map["optional"] == true || exists("ConfigMap", &map["name"]))
+            && (secret.is_null() || secret["optional"] == true || exists("Secret", secret_name))
+    };
+    sources.into_iter().all(is_there) && mounted(pod).iter().all(|(name, _)| claim_of(target, name, store).is_some())
+}
+
+/// The name of the ConfigMap with the runner's configuration: the VM's.
+fn configured(pod: &Value) -> Option<String> {
+    let volumes = pod["spec"]["volumes"].as_array()?;
+    let config = volumes.iter().find(|volume| volume["name"] == "config")?;
+    let mut sources = config["projected"]["sources"].as_array()?.iter();
+    sources.find_map(|source| source["configMap"]["name"].as_str()).map(str::to_owned)
+}
+
+pub fn bind(target: &Target, store: &mut Store, now: Timestamp) {
+    store.write(now, target, "kube-scheduler", false, |pod| pod["spec"]["nodeName"] = json!("node-1"));
+    let condition = json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": seconds(now) });
+    store.write(now, target, "kube-scheduler", true, |pod| pod["status"]["conditions"] = json!([condition]));
+}
+
+pub fn start(world: &mut World, target: &Target, store: &mut Store, now: Timestamp) {
+    let Some(pod) = store.get(target).cloned() else { return };
+    let claims = mounted(&pod).into_iter().filter_map(|(name, writes)| {
+        let claim = claim_of(target, &name, store)?;
+        Some((name, uid(claim), writes))
+    });
+    // Its owner may have been taken away. The configuration that it mounts has the VM's name.
+    let vm = configured(&pod).unwrap_or_default();
+    let known = store.get(&Target::new(kind("VirtualMachine"), &target.namespace, &vm));
+    let owner = pod["metadata"]["ownerReferences"][0]["uid"].as_str().map(str::to_owned);
+    let vm_uid = owner.or_else(|| known.map(uid)).unwrap_or_default();
+    let of_vm = pod["spec"]["containers"].as_array().is_some_and(|all| all.iter().any(|it| it["name"] == RUNNER));
+    let guest = Guest {
+        pod: target.clone(),
+        config: super::guest::config_of(&vm, store).unwrap_or_default().to_owned(),
+        vm: (vm, vm_uid),
+        claims: claims.collect(),
+        power: Power::Starting,
+        reported: None,
+        since: now,
+        is_of_vm: of_vm,
+    };
+    world.guests.insert(uid(&pod), guest);
+    let started = json!({ "running": { "startedAt": seconds(now) } });
+    let states = |list: &str| -> Vec<Value> {
+        let containers = pod["spec"][list].as_array().into_iter().flatten();
+        containers
+            .map(|container| {
+                json!({
+                    "name": container["name"], "image": container["image"], "ready": true, "started": true, "restartCount": 0,
+                    "state": started, "containerID": format!("sim://{}/{}", uid(&pod), container["name"]),
+                })
+            })
+            .collect()
+    };
+    let (containers, init) = (states("containers"), states("initContainers"));
+    let ready = json!({ "type": "Ready", "status": "True", "lastTransitionTime": seconds(now) });
+    store.write(now, target, "kubelet", true, |pod| {
+        pod["status"]["phase"] = json!("Running");
+        pod["status"]["startTime"] = json!(seconds(now));
+        pod["status"]["podIP"] = json!("10.0.0.8");
+        pod["status"]["podIPs"] = json!([{ "ip": "10.0.0.8" }]);
+        pod["status"]["containerStatuses"] = json!(containers);
+        pod["status"]["initContainerStatuses"] = json!(init);
+        if let Some(conditions) = pod["status"]["conditions"].as_array_mut() {
+            conditions.push(ready);
+        }
+    });
+}
+
+/// The containers of a Pod that is being deleted end: the guest has shut down, or its time is over.
+pub fn end(world: &mut World, target: &Target, store: &mut Store, now: Timestamp) {
+    let Some(pod) = store.get(target).cloned() else { return };
+    // The last report, if nothing is in its way, comes before the agent ends.
+    if let Some(guest) = world.guests.get_mut(&uid(&pod)) {
+        guest.power = Power::Down;
+    }
+    super::guest::report(world, &uid(&pod), store, now);
+    world.guests.remove(&uid(&pod));
+    store.write(now, target, "kubelet", true, |pod| {
+        for list in ["containerStatuses", "initContainerStatuses"] {
+            for status in pod["status"][list].as_array_mut().into_iter().flatten() {
+                status["ready"] = json!(false);
+                let ended = json!({ "exitCode": 0, "reason": "Completed", "finishedAt": seconds(now) });
+                status["state"] = json!({ "terminated": ended });
+            }
+        }
+    });
+}

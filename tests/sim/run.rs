@@ -26,6 +26,8 @@ const SLICE: Duration = Duration::from_secs(15);
 const MOMENT: Duration = Duration::from_millis(1);
 /// The API server ends a watch after so long (`timeoutSeconds`).
 const LONGEST_WATCH: Duration = Duration::from_secs(290);
+/// How many steps a request is late that is carried out after its manager has crashed.
+const LATE: [usize; 4] = [0, 30, 120, 300];
 /// How many steps a person waits after the one before; one who waits for long waits until nothing happens any more.
 const PATIENCE: [usize; 6] = [0, 4, 15, 40, 100, 10_000];
 /// After so many steps without an end something goes on for ever.
@@ -88,6 +90,14 @@ enum Choice {
     Left(usize),
 }
 
+/// What a manager sent before it crashed, and the API server has not seen.
+struct Left {
+    request: Request,
+    text: String,
+    /// It arrives in this step or later.
+    from: usize,
+}
+
 pub struct Run {
     store: Store,
     world: World,
@@ -102,8 +112,7 @@ pub struct Run {
     is_calm: bool,
     began: Timestamp,
     elapsed: Duration,
-    /// What managers sent before they crashed, and the API server has not seen.
-    left: Vec<(Request, String)>,
+    left: Vec<Left>,
     /// By how much the manager's clock differs from the API server's.
     skew: SignedDuration,
     /// How many steps the next person still waits.
@@ -262,7 +271,9 @@ impl Run {
             choices.extend(self.net(manager, |net, store| net_choices(manager, net, store, step)));
         }
         choices.extend(self.world.steps(&self.store, now).into_iter().map(Choice::World));
-        choices.extend((0..self.left.len()).map(Choice::Left));
+        let is_last = self.script.is_empty();
+        let due = self.left.iter().enumerate().filter(|(_, left)| is_last || left.from <= step);
+        choices.extend(due.map(|(index, _)| Choice::Left(index)));
         if choices.is_empty() && self.release_held() {
             return self.choices();
         }
@@ -356,7 +367,7 @@ impl Run {
             }
             Choice::Person => self.person(),
             Choice::Left(index) => {
-                let (request, text) = self.left.remove(index);
+                let Left { request, text, .. } = self.left.remove(index);
                 let (answer, checked) = self.carry_out(&request);
                 self.note(&format!("late     {text}: {}", answer.code));
                 return checked;
@@ -455,7 +466,8 @@ impl Run {
                 && matches!(request.verb, Verb::Create(_) | Verb::Replace(_) | Verb::Patch(_) | Verb::Delete(_))
                 && self.random.bool()
             {
-                self.left.push((request, sent.text));
+                let from = self.steps + LATE[self.random.usize(0..LATE.len())];
+                self.left.push(Left { request, text: sent.text, from });
             }
         }
         self.managers.remove(manager);

@@ -154,6 +154,7 @@ fn crashed() -> Vec<(&'static str, Vec<Act>)> {
         ("change", vec![Act::Make, Act::Cpus(1), Act::Grow(2)]),
         ("delete and make again", vec![Act::Make, Act::Delete { orphan: false }, Act::Make]),
         ("orphan and make again", vec![Act::Make, Act::Delete { orphan: true }, Act::Make]),
+        ("another name", vec![Act::Make, Act::UseSet(true), Act::Restart(1), Act::UseSet(false), Act::Restart(2)]),
         ("delete the Pod", vec![Act::Make, Act::DeletePod]),
         ("take objects away", vec![Act::Make, Act::DeleteObject("ConfigMap"), Act::EditMap, Act::Strip("ConfigMap")]),
     ]

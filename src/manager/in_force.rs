@@ -154,25 +154,22 @@ impl Store {
         });
         let how = PatchParams::apply(OBJECT_MANAGER).force();
         // First the history: a set that is kept is not looked at again, so a manager that ends between the two would leave it out of its history.
-        let remembered = if former.is_none() { self.remember(set, templates).await } else { Ok(()) };
+        if former.is_none()
+            && let Err(error) = self.remember(set, templates).await
+        {
+            let again = is_transient(&error);
+            warn!(
+                set = set.unwrap_or("(all)"), again, error = %ErrorChain(&error),
+                "the history of the templates lacks a version, because it can't be written"
+            );
+            if again {
+                self.failed.insert(name, templates.clone());
+                return;
+            }
+        }
         match self.api.patch(&map_name(&name), &how, &Patch::Apply(&map)).await {
             Ok(_) => {
                 info!(set = set.unwrap_or("(all)"), version = templates.version(), "kept the templates in force");
-                match remembered {
-                    Err(error) if is_transient(&error) => {
-                        warn!(
-                            set = set.unwrap_or("(all)"), error = %ErrorChain(&error),
-                            "the history of the templates lacks a version, because it can't be written; it is tried again"
-                        );
-                        self.failed.insert(name, templates.clone());
-                        return;
-                    }
-                    Err(error) => warn!(
-                        set = set.unwrap_or("(all)"), error = %ErrorChain(&error),
-                        "the history of the templates lacks a version, because it can't be written"
-                    ),
-                    Ok(()) => {}
-                }
                 self.kept.insert(name, layers.clone());
             }
             Err(error) => {

@@ -283,15 +283,16 @@ impl Loader {
     /// Follows changes. A changed set is checked with the VMs that are known then.
     pub async fn follow(mut self, checks: Checks) {
         let mut wanted = checks.wanted.clone();
-        if self.state.is_unchecked() || *wanted.borrow() != *self.state.config() {
+        let mut input = if self.state.is_unchecked() || *wanted.borrow() != *self.state.config() {
             // A set is checked with all VMs.
             if !are_started(checks.caches.iter().map(|caches| caches.started.clone())).await {
                 warn!("changed templates are checked without the VMs of namespaces that can't be listed yet");
             }
-        } else if !has_changed(&mut self.gathered, &mut wanted).await {
-            return;
-        }
-        let mut input = self.wanted(&mut wanted);
+            self.wanted(&mut wanted)
+        } else {
+            let Some(first) = self.next_input(&checks, &mut wanted).await else { return };
+            first
+        };
         loop {
             let began = Instant::now();
             let mut actions = self.state.next(input, began);

@@ -1,6 +1,6 @@
 //! What must hold after each step, whatever happens.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
@@ -10,8 +10,8 @@ use crate::{
         request::Target,
         store::{Change, Store},
     },
-    people::is_persons,
-    world::{Power, World, has_ended, is_deleting, mounted, uid},
+    people::{is_persons, is_restored},
+    world::{Guest, Power, World, has_ended, is_deleting, mounted, uid},
 };
 
 /// What the checks remember.
@@ -24,8 +24,8 @@ pub struct Invariants {
 /// An object before and after a write of the manager.
 pub struct Written<'a> {
     pub target: &'a Target,
-    pub before: Option<Value>,
-    pub after: Option<Value>,
+    pub before: Option<Arc<Value>>,
+    pub after: Option<Arc<Value>>,
 }
 
 impl Invariants {
@@ -48,7 +48,7 @@ impl Invariants {
         self.disks_stay(store, world)
     }
 
-    /// A VM's guest never gets another claim in the place of one that it had, unless a person has given the data up.
+    /// A VM's guest never gets another claim in the place of one that it had, unless a person has given the data up or brought it back.
     fn disks_stay(&mut self, store: &Store, world: &World) -> Result<(), String> {
         for guest in world.guests.values().filter(|guest| guest.is_of_vm) {
             let (name, vm_uid) = &guest.vm;
@@ -57,7 +57,9 @@ impl Invariants {
                 let vm = store.get(&Target::new(kind("VirtualMachine"), &guest.pod.namespace, name));
                 let is_given_up = vm
                     .is_some_and(|vm| !vm["metadata"]["annotations"]["vmoperator.jdrupes.org/replaceClaim"].is_null());
-                if known != uid && !is_given_up && !is_runner_data(claim) {
+                let found = store.get(&Target::new(kind("PersistentVolumeClaim"), &guest.pod.namespace, claim));
+                let is_persons = found.is_some_and(is_restored);
+                if known != uid && !is_given_up && !is_persons && !is_runner_data(claim) {
                     return Err(format!(
                         "the guest of {name} had the claim {claim} with the UID {known} and now has {uid}"
                     ));
@@ -71,19 +73,30 @@ impl Invariants {
     /// What must hold when nothing has happened for long.
     pub fn at_rest(store: &Store, world: &World) -> Result<(), String> {
         for (target, vm) in store.of("VirtualMachine") {
-            let runs = world.guests.values().any(|guest| guest.vm.0 == target.name && guest.power == Power::Booted);
+            let is_owner_of = |object: Option<&Value>| {
+                let owners = object.map(|object| &object["metadata"]["ownerReferences"]).and_then(Value::as_array);
+                owners.into_iter().flatten().any(|owner| owner["uid"] == vm["metadata"]["uid"])
+            };
+            let booted = || world.guests.values().filter(|guest| guest.power == Power::Booted);
+            let in_own_pod = booted().any(|guest| is_owner_of(store.get(&guest.pod)));
+            // One in a Pod whose owner was taken away counts, too.
+            let claims = format!("{}-", target.name);
+            let on_own_claim = booted().flat_map(|guest| &guest.claims).any(|(name, ..)| name.starts_with(&claims));
             let conditions = vm["status"]["conditions"].as_array().into_iter().flatten();
-            let running = conditions.clone().find(|condition| condition["type"] == "Running");
-            let says = running.is_some_and(|condition| condition["status"] == "True");
-            if says != runs {
-                return Err(format!("the status of {} says Running={says}, and its guest runs: {runs}", target.name));
-            }
-            let ready = conditions.clone().find(|condition| condition["type"] == "Ready");
-            let is_ready = ready.is_some_and(|condition| condition["status"] == "True");
-            let wants = vm["spec"]["vm"]["state"] == "Running";
-            if is_ready && wants != runs {
+            let is_true = |name: &str| {
+                conditions.clone().any(|condition| condition["type"] == name && condition["status"] == "True")
+            };
+            if is_true("Running") && !(in_own_pod || on_own_claim) || !is_true("Running") && in_own_pod {
                 return Err(format!(
-                    "{} is Ready, its state should be Running: {wants}, and its guest runs: {runs}",
+                    "the status of {} says Running={}, and its guest runs: {in_own_pod}",
+                    target.name,
+                    is_true("Running")
+                ));
+            }
+            let wants = vm["spec"]["vm"]["state"] == "Running";
+            if is_true("Ready") && wants != (in_own_pod || on_own_claim) {
+                return Err(format!(
+                    "{} is Ready, its state should be Running: {wants}, and its guest runs: {in_own_pod}",
                     target.name
                 ));
             }
@@ -99,7 +112,7 @@ fn is_runner_data(claim: &str) -> bool {
 
 fn one_guest_for_each_vm(world: &World) -> Result<(), String> {
     let mut guests: BTreeMap<&String, Vec<&str>> = BTreeMap::new();
-    for guest in world.guests.values().filter(|guest| guest.is_of_vm && guest.power != Power::Down) {
+    for guest in world.guests.values().filter(|guest| guest.is_of_vm && !guest.power.is_down()) {
         guests.entry(&guest.vm.0).or_default().push(&guest.pod.name);
     }
     match guests.iter().find(|(_, pods)| pods.len() > 1) {
@@ -128,7 +141,7 @@ fn is_claim(target: &Target) -> bool {
 
 /// The manager deletes no claim.
 fn claim_is_kept(written: &Written<'_>) -> Result<(), String> {
-    let is_deleted = written.after.as_ref().is_none_or(is_deleting);
+    let is_deleted = written.after.as_ref().is_none_or(|after| is_deleting(after));
     let was_there = written.before.as_ref().is_some_and(|before| !is_deleting(before));
     if is_claim(written.target) && was_there && is_deleted {
         return Err(format!("the manager has deleted the claim {}", written.target.name));
@@ -207,7 +220,10 @@ fn guest_is_ended_for_a_reason(written: &Written<'_>, store: &Store, world: &Wor
     let Some(pod) = written.before.as_ref().filter(|pod| !is_deleting(pod)) else { return Ok(()) };
     let is_ended = written.after.as_ref().is_none_or(|after| is_deleting(after) || uid(after) != uid(pod));
     let Some(guest) = world.guests.get(&uid(pod)).filter(|guest| guest.is_of_vm && is_ended) else { return Ok(()) };
-    let is_it = |object: &Option<Value>| object.as_ref().is_some_and(|object| uid(object) == uid(pod));
+    if guest.power.is_down() {
+        return Ok(());
+    }
+    let is_it = |object: &Option<Arc<Value>>| object.as_ref().is_some_and(|object| uid(object) == uid(pod));
     let made = store.changes.iter().find(|change| is_it(&change.after)).map_or(0, |change| change.version);
     let vm = Target::new(kind("VirtualMachine"), &guest.pod.namespace, &guest.vm.0);
     let later = store.changes.iter().filter(|change| change.target == vm && change.version + BEHIND > made);
@@ -234,7 +250,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::world::Guest;
 
     fn target(kind_name: &str, name: &str) -> Target {
         Target::new(kind(kind_name), "vms", name)
@@ -243,6 +258,7 @@ mod tests {
     fn guest(pod: &str, vm: &str, claim: (&str, &str)) -> Guest {
         Guest {
             pod: target("Pod", pod),
+            node: "node-1".into(),
             vm: (vm.into(), format!("{vm}-uid")),
             claims: vec![(claim.0.into(), claim.1.into(), true)],
             power: Power::Booted,
@@ -254,7 +270,8 @@ mod tests {
     }
 
     fn world(guests: &[Guest]) -> World {
-        World { guests: guests.iter().map(|guest| (guest.pod.name.clone(), guest.clone())).collect() }
+        let guests = guests.iter().map(|guest| (guest.pod.name.clone(), guest.clone()));
+        World { guests: guests.collect(), ..World::default() }
     }
 
     #[track_caller]
@@ -286,7 +303,7 @@ mod tests {
     #[test]
     fn writes_of_what_is_not_the_managers_are_found() {
         let check = |target: &Target, before: Value, after: Value| {
-            let some = |object: Value| (!object.is_null()).then_some(object);
+            let some = |object: Value| (!object.is_null()).then(|| object.into());
             let written = Written { target, before: some(before), after: some(after) };
             Invariants::default().written(&written, &Store::default(), &World::default())
         };
@@ -307,7 +324,7 @@ mod tests {
         let pod = json!({ "metadata": { "uid": "a" } });
         let world = world(&[guest("a", "apple", ("core", "1"))]);
         let target = target("Pod", "a");
-        let written = Written { target: &target, before: Some(pod), after: None };
+        let written = Written { target: &target, before: Some(pod.into()), after: None };
         breaks(Invariants::default().written(&written, &Store::default(), &world), "nobody wanted that");
     }
 }

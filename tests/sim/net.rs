@@ -45,6 +45,13 @@ pub struct Answered {
     reply: oneshot::Sender<Reply>,
 }
 
+/// What a watch reports of an object.
+pub struct Event {
+    pub version: u64,
+    pub type_: &'static str,
+    pub object: Arc<Value>,
+}
+
 /// A watch that is open.
 pub struct Watch {
     pub request: Request,
@@ -52,6 +59,8 @@ pub struct Watch {
     uri: String,
     /// The version up to which it has reported.
     pub seen: u64,
+    /// The version up to which there is nothing for it after `seen`.
+    passed: u64,
     /// When it began.
     pub began: Duration,
     /// Up to this step of the run it reports nothing.
@@ -156,7 +165,7 @@ impl Net {
         let body: Box<DynBody> = Box::new(axum::body::Body::from_stream(stream).map_err(Into::into));
         let Ok(answer) = answer.body(body) else { return };
         let _ = sent.reply.send(Ok(answer));
-        let watch = Watch { request, text: sent.text, uri: sent.uri, seen, began: now, held: 0, events };
+        let watch = Watch { request, text: sent.text, uri: sent.uri, seen, passed: seen, began: now, held: 0, events };
         if seen < store.compacted {
             watch.expire();
         } else {
@@ -166,37 +175,47 @@ impl Net {
 }
 
 impl Watch {
-    /// The next event, and the version up to which there is nothing else before it.
-    pub fn next(&self, store: &Store) -> Option<(u64, Value)> {
+    /// The next event.
+    pub fn next(&mut self, store: &Store) -> Option<Event> {
         let place = &self.request.target;
-        let later = store.changes.partition_point(|change| change.version <= self.seen);
-        let mut changes = store.changes[later..].iter().filter(|change| {
-            change.target.kind == place.kind
-                && (place.namespace.is_empty() || change.target.namespace == place.namespace)
-        });
-        changes.find_map(|change| Some((change.version, self.event(change)?)))
+        let later = store.changes.partition_point(|change| change.version <= self.seen.max(self.passed));
+        for change in &store.changes[later..] {
+            let is_here = change.target.kind == place.kind
+                && (place.namespace.is_empty() || change.target.namespace == place.namespace);
+            if let Some(event) = is_here.then(|| self.event(change)).flatten() {
+                return Some(event);
+            }
+            self.passed = change.version;
+        }
+        None
     }
 
-    fn event(&self, change: &Change) -> Option<Value> {
+    fn event(&self, change: &Change) -> Option<Event> {
         let is_selected =
-            |object: &Option<Value>| object.as_ref().is_some_and(|object| self.request.selector.selects(object));
+            |object: &Option<Arc<Value>>| object.as_ref().is_some_and(|object| self.request.selector.selects(object));
         let (type_, object) = match (is_selected(&change.before), is_selected(&change.after)) {
             (false, false) => return None,
             (false, true) => ("ADDED", change.last.clone()),
             (true, true) => ("MODIFIED", change.last.clone()),
+            (true, false) if change.after.is_none() => ("DELETED", change.last.clone()),
+            // It is as it was selected last.
             (true, false) => {
-                let mut gone = change.before.clone()?;
+                let mut gone = (**change.before.as_ref()?).clone();
                 gone["metadata"]["resourceVersion"] = change.version.to_string().into();
-                ("DELETED", gone)
+                ("DELETED", gone.into())
             }
         };
-        let object = if self.request.metadata_only { metadata_only(object) } else { object };
-        Some(json!({ "type": type_, "object": object }))
+        Some(Event { version: change.version, type_, object })
     }
 
-    pub fn deliver(&mut self, version: u64, event: &Value) {
-        self.seen = version;
-        self.send(event);
+    /// Reports the next event.
+    pub fn deliver(&mut self, event: &Event) {
+        self.seen = event.version;
+        if self.request.metadata_only {
+            self.send(event.type_, &metadata_only((*event.object).clone()));
+        } else {
+            self.send(event.type_, &event.object);
+        }
     }
 
     /// Says up to where the watch has reported. Nothing else has happened before.
@@ -204,10 +223,7 @@ impl Watch {
         self.seen = version;
         let kind = &kinds()[self.request.target.kind];
         let metadata = json!({ "resourceVersion": version.to_string() });
-        self.send(&json!({
-            "type": "BOOKMARK",
-            "object": { "kind": kind.name, "apiVersion": kind.api_version(), "metadata": metadata },
-        }));
+        self.send("BOOKMARK", &json!({ "kind": kind.name, "apiVersion": kind.api_version(), "metadata": metadata }));
     }
 
     pub fn wants_bookmarks(&self) -> bool {
@@ -218,7 +234,7 @@ impl Watch {
     pub fn expire(self) {
         let message = "too old resource version";
         let answer = Answer::failure(410, "Expired", message, json!({}));
-        self.send(&json!({ "type": "ERROR", "object": answer.body }));
+        self.send("ERROR", &answer.body);
     }
 
     /// The connection breaks.
@@ -226,9 +242,9 @@ impl Watch {
         let _ = self.events.unbounded_send(Err("connection reset".into()));
     }
 
-    fn send(&self, event: &Value) {
+    fn send(&self, type_: &str, object: &Value) {
         // The type comes first, as from the API server: kube reads some objects only then.
-        let line = Bytes::from(format!("{{\"type\":{},\"object\":{}}}\n", event["type"], event["object"]));
+        let line = Bytes::from(format!("{{\"type\":\"{type_}\",\"object\":{object}}}\n"));
         let _ = self.events.unbounded_send(Ok(line));
     }
 }

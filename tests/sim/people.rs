@@ -16,6 +16,8 @@ use crate::{
 
 /// The field manager of people.
 const PERSON: &str = "kubectl-edit";
+/// The field manager of a backup program.
+const BACKUP: &str = "velero-server";
 
 /// Something that a person does.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +53,12 @@ pub enum Act {
     Squat(&'static str, bool),
     /// Lets the VM have the template set [`SET`], which names its Pod otherwise, or none.
     UseSet(bool),
+    /// Makes the Pod's template in that set one that can't be rendered, or mends it.
+    BreakSet(bool),
+    /// Makes a copy of the VM's Pod with the same labels, as `kubectl debug --copy-to` does, or deletes it.
+    CopyPod(bool),
+    /// Makes what is gone again as a backup program does: with other UIDs, and without a status and owners.
+    Restore,
 }
 
 /// Something that a person does to the VM of a name.
@@ -77,7 +85,8 @@ pub fn script(random: &mut fastrand::Rng, has_two: bool) -> Vec<Op> {
     let more = (0..count).map(|number| Op { vm: vms[random.usize(0..vms.len())], act: act(random, number) });
     let mut ops: Vec<Op> = of_all(Act::Make).chain(more).collect();
     // At the end all VMs exist and should run, so that there is something to compare.
-    ops.extend([Act::Make, Act::Start, Act::Mount(false)].into_iter().flat_map(of_all));
+    let last = [Act::Make, Act::Start, Act::Mount(false), Act::CopyPod(false), Act::BreakSet(false)];
+    ops.extend(last.into_iter().flat_map(of_all));
     ops.extend(SQUATTED.into_iter().flat_map(|kind| of_all(Act::Squat(kind, false))));
     ops
 }
@@ -85,7 +94,7 @@ pub fn script(random: &mut fastrand::Rng, has_two: bool) -> Vec<Op> {
 fn act(random: &mut fastrand::Rng, number: usize) -> Act {
     let kinds = ["ConfigMap", "Secret", "Service", "Pod", "PersistentVolumeClaim"];
     let any = |random: &mut fastrand::Rng| kinds[random.usize(0..kinds.len())];
-    match random.u32(0..26) {
+    match random.u32(0..30) {
         0..3 => Act::Stop,
         3..6 => Act::Start,
         6..8 => Act::Restart(u32::try_from(number).unwrap_or_default()),
@@ -103,6 +112,9 @@ fn act(random: &mut fastrand::Rng, number: usize) -> Act {
         20 => Act::Mount(random.bool()),
         21..23 => Act::Squat(SQUATTED[random.usize(0..SQUATTED.len())], true),
         23..25 => Act::UseSet(random.bool()),
+        25 => Act::BreakSet(random.bool()),
+        26 => Act::CopyPod(true),
+        27..29 => Act::Restore,
         _ => Act::DeleteClaim,
     }
 }
@@ -118,6 +130,9 @@ impl Act {
                 | Self::Mount(true)
                 | Self::Squat(_, true)
                 | Self::UseSet(_)
+                | Self::BreakSet(true)
+                | Self::CopyPod(true)
+                | Self::Restore
         )
     }
 }
@@ -130,14 +145,18 @@ pub const SET: &str = "moved";
 
 /// The ConfigMap with that set.
 pub fn template_set() -> Value {
+    json!({
+        "metadata": { "name": "set", "labels": { "vmoperator.jdrupes.org/template-set": SET } },
+        "data": { "pod.yaml.j2": moved_pod() },
+    })
+}
+
+fn moved_pod() -> String {
     let pod = include_str!("../../templates/pod.yaml.j2");
     let (name, moved) =
         ("name: {{ vm.metadata.name }}\n  labels", "name: {{ vm.metadata.name ~ \"-moved\" }}\n  labels");
     assert!(pod.contains(name));
-    json!({
-        "metadata": { "name": "set", "labels": { "vmoperator.jdrupes.org/template-set": SET } },
-        "data": { "pod.yaml.j2": pod.replace(name, moved) },
-    })
+    pod.replace(name, moved)
 }
 
 /// The name of the claim of a VM's disk.
@@ -201,6 +220,20 @@ impl Op {
                 let templates = if *is_used { json!({ "set": SET }) } else { Value::Null };
                 (vm, merge(json!({ "spec": { "templates": templates } })))
             }
+            Act::BreakSet(is_broken) => {
+                let template = if *is_broken { "{% if".to_owned() } else { moved_pod() };
+                let set = Target::new(kind("ConfigMap"), NAMESPACE, "set");
+                (set, merge(json!({ "data": { "pod.yaml.j2": template } })))
+            }
+            Act::CopyPod(true) => {
+                let Some(pod) = store.get(&of("Pod")) else { return };
+                let mut copy = without_identity(pod);
+                copy["metadata"]["name"] = json!(copy_of(name));
+                drop(copy["spec"].as_object_mut().map(|spec| spec.remove("nodeName")));
+                (Target::new(kind("Pod"), NAMESPACE, &copy_of(name)), Verb::Create(copy))
+            }
+            Act::CopyPod(false) => (Target::new(kind("Pod"), NAMESPACE, &copy_of(name)), Verb::Delete(json!({}))),
+            Act::Restore => return restore(name, store, now),
             Act::Squat(kind_name, true) => {
                 let pod = json!({ "spec": { "containers": [{ "name": "main", "image": "tool" }] } });
                 let mut made = if *kind_name == "Pod" { pod } else { json!({ "data": { "mine": "bWluZQ==" } }) };
@@ -215,17 +248,56 @@ impl Op {
             Act::Mount(true) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Create(writing_pod(name))),
             Act::Mount(false) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Delete(json!({}))),
         };
-        let request = Request {
-            verb,
-            target,
-            subresource: "",
-            selector: Selector::default(),
-            manager: PERSON.into(),
-            dry_run: false,
-            metadata_only: false,
-        };
-        store.answer(now, &request);
+        store.answer(now, &request(PERSON, target, verb));
     }
+}
+
+fn request(manager: &str, target: Target, verb: Verb) -> Request {
+    Request {
+        verb,
+        target,
+        subresource: "",
+        selector: Selector::default(),
+        manager: manager.into(),
+        dry_run: false,
+        metadata_only: false,
+    }
+}
+
+/// An object without what the API server and its controllers have given it.
+fn without_identity(object: &Value) -> Value {
+    let mut object = object.clone();
+    let fields = ["uid", "resourceVersion", "ownerReferences", "managedFields", "creationTimestamp", "finalizers"];
+    for (pointer, fields) in [("/metadata", &fields[..]), ("/spec", &["volumeName"]), ("", &["status"])] {
+        let part = object.pointer_mut(pointer).and_then(Value::as_object_mut);
+        part.into_iter().for_each(|part| part.retain(|name, _| !fields.contains(&name.as_str())));
+    }
+    object
+}
+
+/// Makes the VM and its objects as they were last, where there are none now.
+fn restore(name: &str, store: &mut Store, now: Timestamp) {
+    let objects = [
+        ("PersistentVolumeClaim", disk(name)),
+        ("Secret", format!("{name}-display-secret")),
+        ("ConfigMap", name.to_owned()),
+        ("VirtualMachine", name.to_owned()),
+    ];
+    for (kind_name, name) in objects {
+        let target = Target::new(kind(kind_name), NAMESPACE, &name);
+        if store.get(&target).is_some() {
+            continue;
+        }
+        let last = store.changes.iter().rev().find(|change| change.target == target && change.after.is_none());
+        if let Some(last) = last.map(|change| without_identity(&change.last)) {
+            store.answer(now, &request(BACKUP, target, Verb::Create(last)));
+        }
+    }
+}
+
+/// Whether a backup program made the object.
+pub fn is_restored(object: &Value) -> bool {
+    object["metadata"]["managedFields"].as_array().into_iter().flatten().any(|entry| entry["manager"] == BACKUP)
 }
 
 /// Whether a person made the object and the manager has never applied anything to it.
@@ -236,6 +308,11 @@ pub fn is_persons(object: &Value) -> bool {
         entries.clone().any(|entry| entry["manager"] == manager && !entry["fieldsV1"][field].is_null())
     };
     (has(PERSON, "f:spec") || has(PERSON, "f:data")) && !entries.any(is_ours)
+}
+
+/// The name of a person's copy of the VM's Pod.
+fn copy_of(vm: &str) -> String {
+    format!("{vm}-copy")
 }
 
 /// The name of a person's Pod that writes to the VM's disk.

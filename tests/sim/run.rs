@@ -15,7 +15,7 @@ use crate::{
     manager::Manager,
     net::{Net, Sent, Watch},
     people::Op,
-    world::{Step, World},
+    world::{NODES, Power, Step, World, kubelet},
 };
 
 /// For how long the manager does nothing at the end.
@@ -82,7 +82,7 @@ enum Choice {
     Request(usize, usize),
     Answer(usize, usize),
     /// The watch with this index reports its next event.
-    Event(usize, usize, u64, Value),
+    Event(usize, usize),
     Bookmark(usize, usize),
     World(Step),
     Person,
@@ -191,6 +191,9 @@ impl Run {
             // In the end nothing disturbs.
             if self.script.is_empty() {
                 self.skew = SignedDuration::ZERO;
+                for node in NODES {
+                    self.find_node(node);
+                }
                 if self.managers.len() > 1 {
                     self.crash(0);
                 }
@@ -347,15 +350,15 @@ impl Run {
                 });
                 self.note(&text);
             }
-            Choice::Event(manager, index, version, event) => {
-                let text = self.net(manager, |net, _| {
+            Choice::Event(manager, index) => {
+                let text = self.net(manager, |net, store| {
                     let watch = &mut net.watches[index];
-                    watch.deliver(version, &event);
-                    let (type_, name) = (&event["type"], &event["object"]["metadata"]["name"]);
-                    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                    format!("event    {} {} {}", kinds()[watch.request.target.kind].name, word(type_), word(name))
+                    let event = watch.next(store)?;
+                    watch.deliver(&event);
+                    let name = event.object["metadata"]["name"].as_str().unwrap_or_default();
+                    Some(format!("event    {} {} {name}", kinds()[watch.request.target.kind].name, event.type_))
                 });
-                self.note(&text);
+                self.note_some(text);
             }
             Choice::Bookmark(manager, index) => {
                 self.net(manager, |net, store| net.watches[index].bookmark(store.version()));
@@ -438,9 +441,9 @@ impl Run {
             _ => request.target.name.clone(),
         };
         let target = Target { name, ..request.target.clone() };
-        let before = self.store.get(&target).cloned();
+        let before = self.store.shared(&target);
         let answer = self.store.answer(self.now(), request);
-        let after = self.store.get(&target).cloned();
+        let after = self.store.shared(&target);
         let checked = self.invariants.written(&Written { target: &target, before, after }, &self.store, &self.world);
         (answer, checked)
     }
@@ -452,6 +455,7 @@ impl Run {
             2..4 => (500, "InternalError"),
             // Who names a resourceVersion, or what must not exist yet, gets this answer only if there is another object.
             4 if matches!(request.verb, Verb::Patch(_)) && !is_conditional(request) => (409, "Conflict"),
+            5 if request.target.kind == kind("Pod") && matches!(request.verb, Verb::Patch(_)) => (403, "Forbidden"),
             _ => return None,
         };
         Some(Answer::failure(code, reason, "a fault of the simulation", json!({})))
@@ -478,7 +482,7 @@ impl Run {
 
     /// Something goes wrong.
     fn disturb(&mut self) {
-        let kind = self.random.u32(0..16);
+        let kind = self.random.u32(0..20);
         let any = self.random.usize(0..1 << 20);
         let manager = any % self.managers.len();
         match kind {
@@ -542,6 +546,32 @@ impl Run {
                 });
                 self.note_some(text);
             }
+            16 => {
+                let node = NODES[any % NODES.len()];
+                if !self.find_node(node) {
+                    self.note(&format!("fault    {node} is lost"));
+                    let now = self.now();
+                    self.world.lose(node, &mut self.store, now);
+                }
+            }
+            17..19 => {
+                let now = self.now();
+                let guests = self.world.guests.iter_mut().filter(|(_, guest)| guest.is_of_vm);
+                let mut guests: Vec<_> = guests.collect();
+                if guests.is_empty() {
+                    return;
+                }
+                let index = any % guests.len();
+                let (pod, guest) = &mut guests[index];
+                let (pod, name) = (pod.clone(), guest.pod.name.clone());
+                if kind == 17 {
+                    guest.power = Power::Down(if any % 2 == 0 { "GuestShutdown" } else { "QemuFailed" });
+                    self.note(&format!("fault    the guest in the Pod {name} ends by itself"));
+                } else if !self.world.lost.contains_key(&*guest.node) {
+                    kubelet::fail(&mut self.world, &pod, &mut self.store, now);
+                    self.note(&format!("fault    the Pod {name} is evicted"));
+                }
+            }
             11 => {
                 self.skew = SignedDuration::from_mins([-60, -3, 0, 7, 90][any % 5]);
                 self.note(&format!("fault    the manager's clock differs by {} min", self.skew.as_mins()));
@@ -552,6 +582,17 @@ impl Run {
                 self.go_on(time);
             }
         }
+    }
+
+    /// A lost node is back. Returns whether it was lost.
+    fn find_node(&mut self, node: &'static str) -> bool {
+        let is_lost = self.world.lost.contains_key(node);
+        if is_lost {
+            self.note(&format!("world    {node} is back"));
+            let now = self.now();
+            self.world.find(node, &mut self.store, now);
+        }
+        is_lost
     }
 
     fn note_some(&mut self, text: Option<String>) {
@@ -567,23 +608,22 @@ fn is_conditional(request: &Request) -> bool {
 }
 
 /// What can happen next between a manager and the API server.
-fn net_choices(manager: usize, net: &Net, store: &Store, step: usize) -> Vec<Choice> {
+fn net_choices(manager: usize, net: &mut Net, store: &Store, step: usize) -> Vec<Choice> {
     let mut choices: Vec<Choice> = (0..net.sent.len()).map(|index| Choice::Request(manager, index)).collect();
     choices.extend((0..net.answered.len()).map(|index| Choice::Answer(manager, index)));
-    for (index, watch) in net.watches.iter().enumerate().filter(|(_, watch)| watch.held <= step) {
-        if let Some((version, event)) = watch.next(store) {
-            choices.push(Choice::Event(manager, index, version, event));
-        }
-    }
+    let watches = net.watches.iter_mut().enumerate();
+    choices.extend(watches.filter_map(|(index, watch)| {
+        (watch.held <= step && watch.next(store).is_some()).then_some(Choice::Event(manager, index))
+    }));
     choices
 }
 
 /// A watch that can say that it has reported everything.
-fn bookmark(manager: usize, net: &Net, store: &Store, step: usize) -> Option<Choice> {
-    let is_behind = |watch: &Watch| {
+fn bookmark(manager: usize, net: &mut Net, store: &Store, step: usize) -> Option<Choice> {
+    let is_behind = |watch: &mut Watch| {
         watch.wants_bookmarks() && watch.held <= step && watch.seen < store.version() && watch.next(store).is_none()
     };
-    let index = net.watches.iter().position(is_behind)?;
+    let index = net.watches.iter_mut().position(is_behind)?;
     Some(Choice::Bookmark(manager, index))
 }
 
@@ -596,6 +636,8 @@ fn words(step: &Step) -> String {
         Step::Report(pod) => format!("report {pod}"),
         Step::Refresh(pod) => format!("refresh {pod}"),
         Step::Boot(pod) => format!("boot {pod}"),
+        Step::Again(target) => format!("start again {}", of(target)),
+        Step::Evict(target) => format!("evict {}", of(target)),
         Step::End(target) => format!("end {}", of(target)),
         Step::Remove(target) => format!("remove {}", of(target)),
         Step::Collect(target) => format!("collect {}", of(target)),
@@ -610,9 +652,7 @@ pub fn end_state(store: &Store) -> BTreeMap<String, Value> {
     let ignored = ["Event", "NewEvent", "Namespace", "Node", "StorageClass", "VmReport"];
     for (target, object) in store.everything() {
         let name = kinds()[target.kind].name;
-        // A manager that ends between the two writes leaves the history without a version.
-        let is_history = target.name.starts_with("vm-operator-history");
-        if ignored.contains(&name) || is_history {
+        if ignored.contains(&name) {
             continue;
         }
         let said = if target.kind == kind("VirtualMachine") { said_of_vm(object) } else { said_of_object(object) };

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     thread,
     time::Instant,
@@ -23,9 +24,6 @@ const LAST: usize = 120;
 
 /// Of how many crashes one is tried if nobody says it: `make sim` tries all.
 const STRIDE: u64 = 23;
-
-/// How often a scenario with two VMs is repeated, because it is not the same each time.
-const REPEATED: u32 = 20;
 
 type State = BTreeMap<String, Value>;
 
@@ -52,19 +50,68 @@ fn must_be(expected: &State, ended: Ended) -> Result<Ended, Failure> {
     Err(Failure { why, trace: ended.trace })
 }
 
-/// The scenario of a seed. Those with an odd one have two VMs.
-///
-/// Of VMs that are due at the same moment kube's controller takes any first: it has them in a hash set with random keys. So only a scenario
-/// with one VM is the same each time.
-fn random(seed: u64) -> Result<Ended, Failure> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let script = people::script(&mut random, seed % 2 == 1);
-    let faults = Faults { rate: [0, 20, 60, 150][random.usize(0..4)], ..Faults::default() };
-    let ended = Run::new(random.u64(..), script.clone(), faults, false).to_end()?;
-    if script.iter().any(|op| op.act.depends_on_time()) {
-        return Ok(ended);
+/// What happens in a run, all of it: the same scenario gives the same run.
+#[derive(Clone)]
+struct Scenario {
+    /// Decides what happens next.
+    seed: u64,
+    script: Vec<Op>,
+    faults: Faults,
+}
+
+impl Scenario {
+    /// The random scenario of a seed. Those with an odd one have two VMs.
+    fn random(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let script = people::script(&mut random, seed % 2 == 1);
+        let faults = Faults { rate: [0, 20, 60, 150][random.usize(0..4)], ..Faults::default() };
+        Self { seed: random.u64(..), script, faults }
     }
-    must_be(&undisturbed(&script)?.state, ended)
+
+    fn run(&self) -> Result<Ended, Failure> {
+        let ended = Run::new(self.seed, self.script.clone(), self.faults.clone(), false).to_end()?;
+        if self.script.iter().any(|op| op.act.depends_on_time()) {
+            return Ok(ended);
+        }
+        must_be(&undisturbed(&self.script)?.state, ended)
+    }
+
+    /// The same with less: each step leaves out what people do, or faults, as long as it still fails.
+    fn shrunk(self, failure: Failure) -> (Self, Failure) {
+        let mut least = (self, failure);
+        loop {
+            let smaller = least.0.smaller().find_map(|smaller| {
+                let failure = smaller.run().err()?;
+                Some((smaller, failure))
+            });
+            match smaller {
+                Some(smaller) => least = smaller,
+                None => return least,
+            }
+        }
+    }
+
+    fn smaller(&self) -> impl Iterator<Item = Self> + use<'_> {
+        let fewer = [0, 20, 60].into_iter().filter(|rate| *rate < self.faults.rate);
+        let calmer = fewer.map(|rate| Self { faults: Faults { rate, ..self.faults.clone() }, ..self.clone() });
+        let halves = (self.script.len() >= 4).then(|| self.script.len() / 2);
+        let lengths = halves.into_iter().chain([1]);
+        let shorter = lengths.flat_map(move |length| {
+            (0..self.script.len()).step_by(length).map(move |at| {
+                let mut script = self.script.clone();
+                script.drain(at..script.len().min(at + length));
+                Self { script, ..self.clone() }
+            })
+        });
+        calmer.chain(shorter)
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of 1,000 steps are disturbances. People do:", self.faults.rate)?;
+        self.script.iter().try_for_each(|op| writeln!(f, "  {op}"))
+    }
 }
 
 /// Runs each number on all processors, until one fails. Returns the first failure.
@@ -91,17 +138,19 @@ fn each(numbers: std::ops::Range<u64>, run: impl Fn(u64) -> Result<(), Failure> 
     failed.into_inner().unwrap()
 }
 
+/// Says what happened in the smallest scenario that fails as that of a seed does.
+fn fail(seed: u64, failure: Failure, steps: usize) -> ! {
+    let (scenario, failure) = Scenario::random(seed).shrunk(failure);
+    panic!("{}\n{scenario}seed {seed}: repeat it with SIM_SEED={seed}", failure.text(steps));
+}
+
 #[test]
 fn random_scenarios() {
     log();
     if let Some(seed) = number("SIM_SEED") {
-        let tries = if seed % 2 == 1 { REPEATED } else { 1 };
-        for number in 1..=tries {
-            match random(seed) {
-                Ok(ended) if number == tries => println!("{}\nseed {seed} holds", ended.trace.join("\n")),
-                Ok(_) => {}
-                Err(failure) => panic!("{}", failure.text(usize::MAX)),
-            }
+        match Scenario::random(seed).run() {
+            Ok(ended) => println!("{}\nseed {seed} holds", ended.trace.join("\n")),
+            Err(failure) => fail(seed, failure, usize::MAX),
         }
         return;
     }
@@ -109,12 +158,12 @@ fn random_scenarios() {
         (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(SEEDS), Instant::now());
     let requests = AtomicUsize::new(0);
     let failed = each(first..first + count, |seed| {
-        let ended = random(seed)?;
+        let ended = Scenario::random(seed).run()?;
         requests.fetch_add(ended.requests, Ordering::Relaxed);
         Ok(())
     });
     if let Some((seed, failure)) = failed {
-        panic!("{}\nseed {seed}: repeat it with SIM_SEED={seed}", failure.text(LAST));
+        fail(seed, failure, LAST);
     }
     let time = began.elapsed().as_secs_f64();
     let requests = requests.into_inner();
@@ -126,11 +175,9 @@ fn random_scenarios() {
 
 #[test]
 fn a_seed_gives_the_same_run_again() {
-    let count = 8;
-    let failed = each(0..count, |number| {
-        let seed = 2 * number;
-        let trace = |run: Result<Ended, Failure>| run.map_or_else(|failure| failure.trace, |ended| ended.trace);
-        let (one, other) = (trace(random(seed)), trace(random(seed)));
+    let failed = each(0..number("SIM_SAME").unwrap_or(16), |seed| {
+        let trace = || Scenario::random(seed).run().map_or_else(|failure| failure.trace, |ended| ended.trace);
+        let (one, other) = (trace(), trace());
         match one.iter().zip(&other).position(|(one, other)| one != other) {
             None if one.len() == other.len() => Ok(()),
             at => {
@@ -140,8 +187,8 @@ fn a_seed_gives_the_same_run_again() {
             }
         }
     });
-    if let Some((number, failure)) = failed {
-        panic!("seed {}\n{}", 2 * number, failure.text(LAST));
+    if let Some((seed, failure)) = failed {
+        panic!("seed {seed}\n{}", failure.text(LAST));
     }
 }
 

@@ -1,6 +1,9 @@
 //! The objects, and what a request makes of them: a function of the state, the time and the request.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -16,17 +19,17 @@ use super::{
 pub struct Change {
     pub version: u64,
     pub target: Target,
-    pub before: Option<Value>,
+    pub before: Option<Arc<Value>>,
     /// `None`: it was deleted.
-    pub after: Option<Value>,
+    pub after: Option<Arc<Value>>,
     /// The last state of an object that was deleted, with the version of its deletion.
-    pub last: Value,
+    pub last: Arc<Value>,
 }
 
 /// The API server.
 #[derive(Clone, Default)]
 pub struct Store {
-    objects: BTreeMap<Target, Value>,
+    objects: BTreeMap<Target, Arc<Value>>,
     version: u64,
     made: u64,
     /// All changes, the oldest first.
@@ -35,8 +38,6 @@ pub struct Store {
     pub compacted: u64,
     /// The rest of lists that were begun.
     pages: BTreeMap<String, (u64, Vec<Value>)>,
-    /// The UIDs of objects that existed once.
-    pub known: BTreeSet<String>,
 }
 
 /// A resourceVersion above that of an empty etcd.
@@ -48,12 +49,17 @@ impl Store {
     }
 
     pub fn get(&self, target: &Target) -> Option<&Value> {
-        self.objects.get(target)
+        self.objects.get(target).map(|object| &**object)
+    }
+
+    /// The object, without a copy of it.
+    pub fn shared(&self, target: &Target) -> Option<Arc<Value>> {
+        self.objects.get(target).cloned()
     }
 
     /// The objects of a kind.
     pub fn all(&self, kind: KindId) -> impl Iterator<Item = (&Target, &Value)> {
-        self.objects.iter().filter(move |(target, _)| target.kind == kind)
+        self.everything().filter(move |(target, _)| target.kind == kind)
     }
 
     /// All objects of a kind, by its name.
@@ -63,17 +69,18 @@ impl Store {
 
     /// Every object.
     pub fn everything(&self) -> impl Iterator<Item = (&Target, &Value)> {
-        self.objects.iter()
+        self.objects.iter().map(|(target, object)| (target, &**object))
     }
 
     /// Answers a request. A watch is begun elsewhere.
     pub fn answer(&mut self, now: Timestamp, request: &Request) -> Answer {
-        let saved = request.dry_run.then(|| self.clone());
+        let saved = request.dry_run.then(|| (self.objects.clone(), self.version, self.made, self.changes.len()));
         let mut answer = match self.result(now, request) {
             Ok(answer) | Err(answer) => answer,
         };
-        if let Some(saved) = saved {
-            *self = saved;
+        if let Some((objects, version, made, changes)) = saved {
+            (self.objects, self.version, self.made) = (objects, version, made);
+            self.changes.truncate(changes);
         }
         if request.metadata_only && answer.code < 300 {
             answer.body = metadata_only(answer.body);
@@ -289,7 +296,7 @@ impl Store {
                 "details": { "name": target.name, "kind": kinds()[target.kind].plural, "uid": live["metadata"]["uid"] },
             })));
         }
-        let before = self.objects[target].clone();
+        let before = (*self.objects[target]).clone();
         let metadata = &mut live["metadata"];
         let shorter = metadata["deletionGracePeriodSeconds"].as_i64().is_none_or(|known| grace < known);
         if metadata["deletionTimestamp"].is_null() || shorter && kinds()[target.kind].name == "Pod" {
@@ -330,7 +337,7 @@ impl Store {
         object["apiVersion"] = kind.api_version().into();
         object["kind"] = if kind.name == "NewEvent" { "Event".into() } else { kind.name.into() };
         let metadata = &mut object["metadata"];
-        metadata["uid"] = uid.clone().into();
+        metadata["uid"] = uid.into();
         metadata["creationTimestamp"] = seconds(now).into();
         if kind.is_namespaced {
             metadata["namespace"] = target.namespace.clone().into();
@@ -347,7 +354,6 @@ impl Store {
             }
             _ => {}
         }
-        self.known.insert(uid);
         Ok(self.store(&target, object))
     }
 
@@ -373,7 +379,7 @@ impl Store {
         }
         let has_finalizers = new["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
         if !new["metadata"]["deletionTimestamp"].is_null() && !has_finalizers && kind.name != "Pod" {
-            self.objects.insert(target.clone(), new.clone());
+            self.objects.insert(target.clone(), new.clone().into());
             self.remove(target);
             return new;
         }
@@ -383,18 +389,20 @@ impl Store {
     fn store(&mut self, target: &Target, mut object: Value) -> Value {
         self.version = self.version() + 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let before = self.objects.insert(target.clone(), object.clone());
-        let (after, last) = (Some(object.clone()), object.clone());
-        self.changes.push(Change { version: self.version, target: target.clone(), before, after, last });
-        object
+        let last = Arc::new(object);
+        let before = self.objects.insert(target.clone(), last.clone());
+        let (version, target, after) = (self.version, target.clone(), Some(last.clone()));
+        self.changes.push(Change { version, target, before, after, last: last.clone() });
+        (*last).clone()
     }
 
     /// Removes an object, whatever its finalizers are.
     pub fn remove(&mut self, target: &Target) {
         let Some(before) = self.objects.remove(target) else { return };
         self.version = self.version() + 1;
-        let mut last = before.clone();
+        let mut last = (*before).clone();
         last["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let last = Arc::new(last);
         self.changes.push(Change {
             version: self.version,
             target: target.clone(),

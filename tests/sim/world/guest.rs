@@ -19,13 +19,21 @@ use crate::{
 pub enum Power {
     Starting,
     Booted,
-    Down,
+    /// It has ended, for the reason that its agent reports.
+    Down(&'static str),
+}
+
+impl Power {
+    pub fn is_down(self) -> bool {
+        matches!(self, Self::Down(_))
+    }
 }
 
 /// A guest: QEMU runs.
 #[derive(Clone, Debug)]
 pub struct Guest {
     pub pod: Target,
+    pub node: String,
     /// The name and UID of the VM that owns its Pod.
     pub vm: (String, String),
     /// Names and UIDs of the claims on which it has its disks, and whether it writes to them.
@@ -42,7 +50,8 @@ pub struct Guest {
 
 pub fn steps(world: &World, store: &Store) -> Vec<Step> {
     let mut steps = Vec::new();
-    for (pod, guest) in world.guests.iter().filter(|(_, guest)| guest.is_of_vm) {
+    let heard = |guest: &Guest| guest.is_of_vm && !world.lost.contains_key(&*guest.node);
+    for (pod, guest) in world.guests.iter().filter(|(_, guest)| heard(guest)) {
         if guest.power == Power::Starting {
             steps.push(Step::Boot(pod.clone()));
         }
@@ -85,7 +94,10 @@ fn report_of(pod: &str) -> Target {
 /// The agent writes what it knows into the report that has the UID of its Pod as its name.
 pub fn report(world: &mut World, pod: &str, store: &mut Store, now: Timestamp) {
     let Some(guest) = world.guests.get_mut(pod).filter(|guest| guest.is_of_vm) else { return };
-    let is_up = guest.power != Power::Down;
+    let (is_up, reason) = match guest.power {
+        Power::Down(reason) => (false, reason),
+        Power::Starting | Power::Booted => (true, "Started"),
+    };
     let since = if is_up { guest.since } else { now };
     let condition = |type_: &str, is_true: bool, reason: &str| {
         json!({
@@ -93,8 +105,8 @@ pub fn report(world: &mut World, pod: &str, store: &mut Store, now: Timestamp) {
             "lastTransitionTime": seconds(since),
         })
     };
-    let running = condition("Running", is_up, if is_up { "Started" } else { "Shutdown" });
-    let booted = condition("Booted", guest.power == Power::Booted, if is_up { "Started" } else { "Shutdown" });
+    let running = condition("Running", is_up, reason);
+    let booted = condition("Booted", guest.power == Power::Booted, reason);
     let report = report_of(pod);
     if store.get(&report).is_none() {
         return;

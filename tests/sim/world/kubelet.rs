@@ -3,21 +3,33 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::{Guest, Power, Step, World, has_ended, is_deleting, mounted, uid};
-use crate::api::{
-    kinds::kind,
-    request::Target,
-    store::{Store, seconds},
+use super::{Guest, NODES, Power, Step, World, has_ended, is_deleting, mounted, uid};
+use crate::{
+    api::{
+        kinds::kind,
+        request::{Request, Selector, Target, Verb},
+        store::{Store, seconds},
+    },
+    people::is_persons,
 };
 
 /// The container in which QEMU runs.
 const RUNNER: &str = "vm-runner";
 
+/// How long a Pod stays on a node that is lost
+/// (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions>).
+const TOLERATED: SignedDuration = SignedDuration::from_secs(300);
+
 pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
     let mut steps = Vec::new();
     for (target, pod) in store.of("Pod").filter(|(_, pod)| !has_ended(pod)) {
-        let has_node = pod["spec"]["nodeName"].is_string();
-        if is_deleting(pod) {
+        let node = pod["spec"]["nodeName"].as_str();
+        let (has_node, lost) = (node.is_some(), node.and_then(|node| world.lost.get(node)));
+        if let Some(since) = lost {
+            if !is_deleting(pod) && *since + TOLERATED <= now {
+                steps.push(Step::Evict(target.clone()));
+            }
+        } else if is_deleting(pod) {
             let runs = world.guests.contains_key(&uid(pod));
             // The guest has its whole grace period.
             if runs {
@@ -27,7 +39,9 @@ pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
             if !runs || is_over.is_some_and(|end| end + SignedDuration::from_secs(2) < now) {
                 steps.push(Step::Remove(target.clone()));
             }
-        } else if !has_node && can_be_scheduled(target, pod, store) {
+        } else if world.guests.get(&uid(pod)).is_some_and(|guest| guest.power.is_down()) {
+            steps.push(Step::Again(target.clone()));
+        } else if !has_node && world.node().is_some() && can_be_scheduled(target, pod, store) {
             steps.push(Step::Bind(target.clone()));
         } else if has_node && pod["status"]["phase"] == "Pending" && can_mount(target, pod, store) {
             steps.push(Step::Start(target.clone()));
@@ -74,8 +88,61 @@ fn configured(pod: &Value) -> Option<String> {
     sources.find_map(|source| source["configMap"]["name"].as_str()).map(str::to_owned)
 }
 
-pub fn bind(target: &Target, store: &mut Store, now: Timestamp) {
-    store.write(now, target, "kube-scheduler", false, |pod| pod["spec"]["nodeName"] = json!("node-1"));
+impl World {
+    /// A node that the API server hears of.
+    fn node(&self) -> Option<&'static str> {
+        NODES.into_iter().find(|node| !self.lost.contains_key(node))
+    }
+}
+
+/// The kubelet, or the node controller in its place, says how a node is.
+pub fn report_node(name: &str, is_ready: bool, store: &mut Store, now: Timestamp) {
+    let (status, reason) = if is_ready { ("True", "KubeletReady") } else { ("Unknown", "NodeStatusUnknown") };
+    let ready = json!({
+        "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": seconds(now),
+    });
+    let node = Target::new(kind("Node"), "", name);
+    store.write(now, &node, "kubelet", true, |node| node["status"]["conditions"] = json!([ready]));
+    store.write(now, &node, "kube-controller-manager", false, |node| {
+        let taint = json!({ "key": "node.kubernetes.io/unreachable", "effect": "NoExecute" });
+        node["spec"]["taints"] = if is_ready { json!([]) } else { json!([taint]) };
+    });
+}
+
+/// Deletes a Pod as the control plane does.
+pub fn evict(target: &Target, store: &mut Store, now: Timestamp) {
+    let request = Request {
+        verb: Verb::Delete(json!({})),
+        target: target.clone(),
+        subresource: "",
+        selector: Selector::default(),
+        manager: "kube-controller-manager".into(),
+        dry_run: false,
+        metadata_only: false,
+    };
+    store.answer(now, &request);
+}
+
+/// The kubelet ends a Pod, because its node has too little memory. The Pod stays, and has failed.
+pub fn fail(world: &mut World, pod: &str, store: &mut Store, now: Timestamp) {
+    let Some(guest) = world.guests.remove(pod) else { return };
+    let ended = json!({ "terminated": { "exitCode": 137, "reason": "Error", "finishedAt": seconds(now) } });
+    store.write(now, &guest.pod, "kubelet", true, |pod| {
+        pod["status"]["phase"] = json!("Failed");
+        pod["status"]["reason"] = json!("Evicted");
+        pod["status"]["message"] = json!("The node was low on resource: memory.");
+        for list in ["containerStatuses", "initContainerStatuses"] {
+            for status in pod["status"][list].as_array_mut().into_iter().flatten() {
+                status["ready"] = json!(false);
+                status["state"] = ended.clone();
+            }
+        }
+    });
+}
+
+pub fn bind(world: &World, target: &Target, store: &mut Store, now: Timestamp) {
+    let Some(node) = world.node() else { return };
+    store.write(now, target, "kube-scheduler", false, |pod| pod["spec"]["nodeName"] = json!(node));
     let condition = json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": seconds(now) });
     store.write(now, target, "kube-scheduler", true, |pod| pod["status"]["conditions"] = json!([condition]));
 }
@@ -91,9 +158,11 @@ pub fn start(world: &mut World, target: &Target, store: &mut Store, now: Timesta
     let known = store.get(&Target::new(kind("VirtualMachine"), &target.namespace, &vm));
     let owner = pod["metadata"]["ownerReferences"][0]["uid"].as_str().map(str::to_owned);
     let vm_uid = owner.or_else(|| known.map(uid)).unwrap_or_default();
-    let of_vm = pod["spec"]["containers"].as_array().is_some_and(|all| all.iter().any(|it| it["name"] == RUNNER));
+    let has_runner = pod["spec"]["containers"].as_array().is_some_and(|all| all.iter().any(|it| it["name"] == RUNNER));
+    let of_vm = has_runner && !is_persons(&pod);
     let guest = Guest {
         pod: target.clone(),
+        node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         config: super::guest::config_of(&vm, store).unwrap_or_default().to_owned(),
         vm: (vm, vm_uid),
         claims: claims.collect(),
@@ -130,12 +199,26 @@ pub fn start(world: &mut World, target: &Target, store: &mut Store, now: Timesta
     });
 }
 
+/// The runner has ended with its guest, and the kubelet starts it again.
+pub fn again(world: &mut World, target: &Target, store: &mut Store, now: Timestamp) {
+    let Some(guest) = store.get(target).and_then(|pod| world.guests.get_mut(&uid(pod))) else { return };
+    (guest.power, guest.since) = (Power::Starting, now);
+    store.write(now, target, "kubelet", true, |pod| {
+        for status in pod["status"]["containerStatuses"].as_array_mut().into_iter().flatten() {
+            status["restartCount"] = json!(status["restartCount"].as_i64().unwrap_or_default() + 1);
+            status["state"] = json!({ "running": { "startedAt": seconds(now) } });
+        }
+    });
+}
+
 /// The containers of a Pod that is being deleted end: the guest has shut down, or its time is over.
 pub fn end(world: &mut World, target: &Target, store: &mut Store, now: Timestamp) {
     let Some(pod) = store.get(target).cloned() else { return };
     // The last report, if nothing is in its way, comes before the agent ends.
     if let Some(guest) = world.guests.get_mut(&uid(&pod)) {
-        guest.power = Power::Down;
+        if !guest.power.is_down() {
+            guest.power = Power::Down("PoweredDown");
+        }
     }
     super::guest::report(world, &uid(&pod), store, now);
     world.guests.remove(&uid(&pod));

@@ -3,7 +3,7 @@
 
 mod collector;
 mod guest;
-mod kubelet;
+pub mod kubelet;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -30,12 +30,16 @@ pub enum Step {
     Grow(Target),
     /// The kubelet starts the containers of a Pod.
     Start(Target),
+    /// The kubelet starts the containers of a Pod again, because its guest has ended.
+    Again(Target),
     /// The agent in a Pod reports what it knows.
     Report(String),
     /// The agent in a Pod gets a changed configuration.
     Refresh(String),
     /// A guest has booted.
     Boot(String),
+    /// The node controller deletes a Pod whose node is lost.
+    Evict(Target),
     /// The kubelet ends the containers of a Pod that is being deleted.
     End(Target),
     /// The kubelet has ended them, and removes the Pod.
@@ -53,7 +57,12 @@ pub enum Step {
 pub struct World {
     /// The guests that run, by the UID of their Pod.
     pub guests: BTreeMap<String, Guest>,
+    /// The nodes that the API server does not hear of any more, and since when. What runs there goes on.
+    pub lost: BTreeMap<&'static str, Timestamp>,
 }
+
+/// The nodes of the cluster.
+pub const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// The name and UID of each claim that a Pod mounts, and whether it can write to it.
 pub fn mounted(pod: &Value) -> Vec<(String, bool)> {
@@ -79,7 +88,7 @@ pub fn has_ended(pod: &Value) -> bool {
 impl World {
     /// What a cluster has before anybody makes a VM.
     pub fn furnish(store: &mut Store, now: Timestamp) {
-        let mut make = |kind_name: &str, namespace: &str, object: Value| {
+        let make = |store: &mut Store, kind_name: &str, namespace: &str, object: Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let request = Request {
                 verb: Verb::Create(object.clone()),
@@ -93,19 +102,40 @@ impl World {
             assert_eq!(store.answer(now, &request).code, 201);
         };
         for name in ["default", NAMESPACE] {
-            make("Namespace", "", json!({ "metadata": { "name": name }, "status": { "phase": "Active" } }));
+            make(store, "Namespace", "", json!({ "metadata": { "name": name }, "status": { "phase": "Active" } }));
         }
-        make("ConfigMap", NAMESPACE, json!({ "metadata": { "name": "kube-root-ca.crt" }, "data": { "ca.crt": "" } }));
-        make("ConfigMap", NAMESPACE, crate::people::template_set());
+        make(store, "ConfigMap", NAMESPACE, json!({ "metadata": { "name": "kube-root-ca.crt" }, "data": { "ca.crt": "" } }));
+        make(store, "ConfigMap", NAMESPACE, crate::people::template_set());
         make(
+            store,
             "StorageClass",
             "",
             json!({ "metadata": { "name": "standard" }, "provisioner": "sim", "allowVolumeExpansion": true }),
         );
-        make("Node", "", json!({ "metadata": { "name": "node-1" }, "spec": {} }));
-        let ready = json!({ "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "" });
-        let node = Target::new(kind("Node"), "", "node-1");
-        store.write(now, &node, "kubelet", true, |node| node["status"]["conditions"] = json!([ready]));
+        for name in NODES {
+            make(store, "Node", "", json!({ "metadata": { "name": name }, "spec": {} }));
+            kubelet::report_node(name, true, store, now);
+        }
+    }
+
+    /// A node is lost: it goes on, and the API server does not hear of it.
+    pub fn lose(&mut self, node: &'static str, store: &mut Store, now: Timestamp) {
+        self.lost.insert(node, now);
+        kubelet::report_node(node, false, store, now);
+    }
+
+    /// A lost node is back. The guests of Pods that were removed meanwhile end.
+    pub fn find(&mut self, node: &'static str, store: &mut Store, now: Timestamp) {
+        self.lost.remove(node);
+        kubelet::report_node(node, true, store, now);
+        self.forget_removed(store);
+    }
+
+    /// A Pod that was removed by force ends soon, too, if its node hears of that.
+    fn forget_removed(&mut self, store: &Store) {
+        let exists = |uid: &str| store.of("Pod").any(|(_, pod)| pod["metadata"]["uid"] == uid);
+        let lost = &self.lost;
+        self.guests.retain(|pod, guest| lost.contains_key(&*guest.node) || exists(pod));
     }
 
     /// What can happen now, in an order that is always the same.
@@ -120,10 +150,12 @@ impl World {
     /// Does one of [`Self::steps`].
     pub fn take(&mut self, step: &Step, store: &mut Store, now: Timestamp) {
         match step {
-            Step::Bind(target) if target.kind == kind("Pod") => kubelet::bind(target, store, now),
+            Step::Bind(target) if target.kind == kind("Pod") => kubelet::bind(self, target, store, now),
             Step::Bind(target) => volumes::bind(target, store, now),
             Step::Grow(target) => volumes::grow(target, store, now),
             Step::Start(target) => kubelet::start(self, target, store, now),
+            Step::Again(target) => kubelet::again(self, target, store, now),
+            Step::Evict(target) => kubelet::evict(target, store, now),
             Step::End(target) => kubelet::end(self, target, store, now),
             Step::Remove(target) => {
                 self.guests.retain(|_, guest| guest.pod != *target);
@@ -136,8 +168,6 @@ impl World {
             Step::Orphan(target) => collector::orphan(target, store, now),
             Step::Release(target) => volumes::release(target, store, now),
         }
-        // A Pod that was removed by force ends soon, too. Its node has answered all the time.
-        let exists = |uid: &str| store.of("Pod").any(|(_, pod)| pod["metadata"]["uid"] == uid);
-        self.guests.retain(|pod, _| exists(pod));
+        self.forget_removed(store);
     }
 }

@@ -87,6 +87,8 @@ mod export;
 mod documentation;
 // Patches of the form strategicMerge, compared with `kubectl patch`.
 mod strategic_merge;
+// The API server that the simulation plays, compared with the real one.
+mod simulated;
 // Typical mistakes, and what the programs say about each.
 mod mistakes;
 // The history of template sets, and the way back.

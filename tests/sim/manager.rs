@@ -48,7 +48,8 @@ impl Manager {
             web: None,
         };
         let carrier = transport.clone();
-        let task = runtime.block_on(async {
+        let work = {
+            let _context = runtime.enter();
             clock::follow_tokio(wall, since_boot);
             limited::do_without();
             let fence = Fence::default();
@@ -59,8 +60,9 @@ impl Manager {
             let connection =
                 Connection { client, fence, lease_client: None, home: NAMESPACE.into(), is_in_cluster: true };
             let reports = Reports { metrics, health, debug: DebugRecords::new(false) };
-            tokio::spawn(manager::manage(options, (wanted, config), connection, reports, terminated))
-        });
+            manager::manage(options, (wanted, config), connection, reports, terminated)
+        };
+        let task = runtime.spawn(work);
         Self { runtime: Some(runtime), task, transport, _config: config_sender, _termination: termination }
     }
 

@@ -133,6 +133,7 @@ impl Act {
                 | Self::BreakSet(true)
                 | Self::CopyPod(true)
                 | Self::Restore
+                | Self::Delete { orphan: true }
         )
     }
 }
@@ -307,7 +308,7 @@ pub fn is_persons(object: &Value) -> bool {
     let has = |manager: &str, field: &str| {
         entries.clone().any(|entry| entry["manager"] == manager && !entry["fieldsV1"][field].is_null())
     };
-    (has(PERSON, "f:spec") || has(PERSON, "f:data")) && !entries.any(is_ours)
+    (has(PERSON, "f:spec") || has(PERSON, "f:data")) && !is_restored(object) && !entries.any(is_ours)
 }
 
 /// The name of a person's copy of the VM's Pod.

@@ -1,15 +1,14 @@
 #!/bin/sh
 # Plants each bug of tests/sim/planted in a copy of the working tree, and runs the simulation there, which must find it. A name as an argument:
 # only that one. PROFILE=dev compiles sooner, and then runs slower. By hand: git apply tests/sim/planted/NAME.patch
-# In tests/sim/planted/open are bugs that it has not found yet, or that were not tried: open/NAME as an argument.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
 copy=$root/target/planted
-export CARGO_TARGET_DIR="$root/target" CARGO_INCREMENTAL=1 RUST_BACKTRACE=0 SIM_SEEDS="${SIM_SEEDS:-1500}"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}" CARGO_INCREMENTAL=1 RUST_BACKTRACE=0 SIM_SEEDS="${SIM_SEEDS:-1500}"
 profile=${PROFILE:-sim}
 missed=0
-for patch in tests/sim/planted/"${1:-*}".patch; do
+for patch in tests/sim/planted/${1:-*}.patch; do
     name=$(basename "$patch" .patch)
     rm -rf "$copy"
     mkdir -p "$copy"

@@ -153,7 +153,7 @@ impl Run {
     }
 
     /// Runs until nothing happens any more.
-    pub fn to_end(mut self) -> Result<Ended, Failure> {
+    pub fn finish(mut self) -> Result<Ended, Failure> {
         match self.run() {
             Ok(()) => Ok(Ended {
                 state: end_state(&self.store),
@@ -565,7 +565,7 @@ impl Run {
                 let (pod, guest) = &mut guests[index];
                 let (pod, name) = (pod.clone(), guest.pod.name.clone());
                 if kind == 17 {
-                    guest.power = Power::Down(if any % 2 == 0 { "GuestShutdown" } else { "QemuFailed" });
+                    guest.power = Power::Down(if any.is_multiple_of(2) { "GuestShutdown" } else { "QemuFailed" });
                     self.note(&format!("fault    the guest in the Pod {name} ends by itself"));
                 } else if !self.world.lost.contains_key(&*guest.node) {
                     kubelet::fail(&mut self.world, &pod, &mut self.store, now);

@@ -11,6 +11,8 @@ use crate::tools::{is_root, root};
 
 /// The test program of what is tested on an API server without a node.
 const API_SERVER: &str = "api_server";
+/// The one in which the manager runs against a played cluster. As [`API_SERVER`], it is a folder of its own.
+const SIMULATION: &str = "sim";
 
 /// How many tests there were, over all test programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +76,7 @@ fn other_suites() -> Result<Vec<String>> {
         suites.extend(path.file_stem().filter(|_| is_suite).map(|stem| stem.to_string_lossy().into_owned()));
     }
     suites.retain(|suite| suite != API_SERVER);
+    suites.push(SIMULATION.to_owned());
     suites.sort();
     Ok(suites)
 }

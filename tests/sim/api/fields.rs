@@ -1,7 +1,7 @@
 //! Who owns which field: the sets in `metadata.managedFields`, and what an apply or an update makes of an object and of them
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/>).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Map, Value, json};
 
@@ -55,6 +55,31 @@ impl Set {
         }
     }
 
+    /// The same with the maps and lists that have fields: who adds one to an object by an update owns it, too. The parts that each object
+    /// of the kind has are nobody's.
+    fn with_containers(value: &Value, kind: &Kind) -> Self {
+        let mut set = Self::of(value, "", kind);
+        for (name, part) in &mut set.below {
+            part.add_containers();
+            let is_of_type = kind.is_builtin() && ["f:spec", "f:status"].contains(&name.as_str());
+            part.has_self = name != "f:metadata" && (part.below.is_empty() || !is_of_type);
+        }
+        set
+    }
+
+    /// Without the parts that a write to the resource, or to its status, can't change.
+    fn of_part(mut self, subresource: &str, kind: &Kind) -> Self {
+        if kind.has_status {
+            self.below.retain(|name, _| (name == "f:status") == (subresource == "status"));
+        }
+        self
+    }
+
+    fn add_containers(&mut self) {
+        self.has_self = true;
+        self.below.values_mut().for_each(Self::add_containers);
+    }
+
     fn parse(fields: &Value) -> Self {
         let Some(map) = fields.as_object() else { return Self::default() };
         if map.is_empty() {
@@ -92,6 +117,17 @@ impl Set {
             *below = below.plus(set);
         }
         all
+    }
+
+    /// Leaves out the items of lists that are not in `other`.
+    fn keep_items_of(&mut self, other: &Self) {
+        let is_item = |element: &str| !element.starts_with("f:");
+        self.below.retain(|element, _| !is_item(element) || other.below.contains_key(element));
+        for (element, set) in &mut self.below {
+            if let Some(other) = other.below.get(element) {
+                set.keep_items_of(other);
+            }
+        }
     }
 
     fn common(&self, other: &Self) -> Self {
@@ -204,10 +240,18 @@ pub fn apply(
     let mut entries = live.map(entries).unwrap_or_default();
     if let Some(live) = live.filter(|_| entries.is_empty()) {
         let (operation, time) = ("Update".to_owned(), writer.now.clone());
-        let (manager, fields) = ("before-first-apply".to_owned(), Set::of(live, "", kind));
-        entries.push(Entry { manager, operation, subresource: String::new(), time, fields });
+        let (manager, fields) = ("before-first-apply".to_owned(), Set::with_containers(live, kind));
+        let fields = fields.of_part(writer.subresource, kind);
+        entries.push(Entry { manager, operation, subresource: writer.subresource.into(), time, fields });
     }
-    let wanted = Set::of(config, "", kind);
+    // Maps and lists that went with their last field are nobody's any more.
+    if let Some(live) = live {
+        let left = Set::with_containers(live, kind);
+        for entry in entries.iter_mut().filter(|entry| entry.operation != "Apply") {
+            entry.fields = entry.fields.common(&left);
+        }
+    }
+    let wanted = Set::of(config, "", kind).of_part(writer.subresource, kind);
     let mut merged = live.cloned().unwrap_or_else(|| json!({}));
     let before = merged.clone();
     merge(&mut merged, config, "", kind);
@@ -230,6 +274,8 @@ pub fn apply(
         return Err(Conflict(conflicts));
     }
     remove(&mut merged, &former.minus(&wanted).minus(&others), "", kind);
+    let left = Set::of(&merged, "", kind);
+    entries.iter_mut().for_each(|entry| entry.fields.keep_items_of(&left));
     match entries.iter_mut().find(|entry| entry.is(writer, "Apply")) {
         Some(entry) => entry.fields = wanted,
         None => entries.push(Entry {
@@ -254,7 +300,8 @@ pub fn update(live: Option<&Value>, mut new: Value, writer: &Writer, kind: &Kind
         set_entries(&mut new, entries, kind);
         return new;
     }
-    let (had, has) = (Set::of(before, "", kind), Set::of(&new, "", kind));
+    let (had, has) = (Set::with_containers(before, kind), Set::with_containers(&new, kind));
+    let (had, has) = (had.of_part(writer.subresource, kind), has.of_part(writer.subresource, kind));
     let (gone, added) = (had.minus(&has), has.minus(&had));
     let written = changed(before, &new, &had.common(&has), "", kind).plus(&added);
     for entry in &mut entries {
@@ -299,7 +346,14 @@ fn stamped(live: Option<&Value>, mut new: Value, writer: &Writer, operation: &st
 /// Those fields of `of` that have other values in `new` than in `old`.
 fn changed(old: &Value, new: &Value, of: &Set, path: &str, kind: &Kind) -> Set {
     let shape = kind.shapes.get(path);
-    let mut differ = Set { has_self: of.has_self && of.below.is_empty() && old != new, below: BTreeMap::new() };
+    // Of an empty map or list that gets fields, only these differ.
+    let are_containers = match shape {
+        Some(Shape::Atomic) => false,
+        Some(Shape::Map(_) | Shape::Set) => old.is_array() && new.is_array(),
+        None => old.is_object() && new.is_object(),
+    };
+    let has_self = of.has_self && of.below.is_empty() && old != new && !are_containers;
+    let mut differ = Set { has_self, below: BTreeMap::new() };
     for (element, of) in &of.below {
         let (old, new, path) = match element.strip_prefix("f:") {
             Some(name) => (old.get(name), new.get(name), join(path, name)),
@@ -334,19 +388,68 @@ fn merge(object: &mut Value, config: &Value, path: &str, kind: &Kind) {
             }
         }
         (Value::Array(items), Value::Array(config), Some(shape @ (Shape::Map(_) | Shape::Set))) => {
-            for item in config {
-                let element = match shape {
-                    Shape::Map(keys) => key_of(item, keys),
-                    _ => format!("v:{item}"),
-                };
-                match position(items, &element, Some(shape)) {
-                    Some(index) => merge(&mut items[index], item, &format!("{path}[]"), kind),
-                    None => items.push(item.clone()),
-                }
-            }
+            let element = |item: &Value| match shape {
+                Shape::Map(keys) => key_of(item, keys),
+                _ => format!("v:{item}"),
+            };
+            *items = merge_lists(std::mem::take(items), config, element, |known, item| {
+                merge(known, item, &format!("{path}[]"), kind);
+            });
         }
         (object, config, _) => *object = config.clone(),
     }
+}
+
+/// Merges the items of an applied list into a list. Those of both have the order of the applied one; what else is in the list stays where it is
+/// beside them (<https://github.com/kubernetes-sigs/structured-merge-diff>, `typed/merge.go`).
+fn merge_lists(
+    items: Vec<Value>,
+    config: &[Value],
+    element: impl Fn(&Value) -> String,
+    merge: impl Fn(&mut Value, &Value),
+) -> Vec<Value> {
+    let keys: Vec<String> = items.iter().map(&element).collect();
+    let applied: Vec<String> = config.iter().map(&element).collect();
+    let (mut merged, mut used) = (Vec::new(), vec![false; items.len()]);
+    let mut shared: VecDeque<&String> = applied.iter().filter(|key| keys.contains(key)).collect();
+    let (mut left, mut right) = (0, 0);
+    while left < items.len() || right < config.len() {
+        if left < items.len() && right < config.len() {
+            let is_same = keys[left] == applied[right];
+            let is_later = keys.contains(&applied[right]) && shared.front().is_some_and(|next| **next != keys[left]);
+            if !is_same && is_later && applied.contains(&keys[left]) {
+                // It comes in its turn.
+                left += 1;
+                continue;
+            }
+        }
+        if left < items.len() && !applied.contains(&keys[left]) {
+            merged.push(items[left].clone());
+            left += 1;
+            continue;
+        }
+        if left < items.len() && used[left] {
+            left += 1;
+            continue;
+        }
+        if right < config.len() {
+            let known = keys.iter().position(|key| *key == applied[right]);
+            match known {
+                Some(index) => {
+                    let mut item = items[index].clone();
+                    merge(&mut item, &config[right]);
+                    merged.push(item);
+                    used[index] = true;
+                    shared.pop_front();
+                }
+                None => merged.push(config[right].clone()),
+            }
+            right += 1;
+        } else {
+            left += 1;
+        }
+    }
+    merged
 }
 
 /// Removes fields that nobody owns any more.
@@ -468,6 +571,7 @@ mod tests {
         let reset = update(Some(&map), made, &writer("tool"), kind);
         assert!(reset["metadata"]["managedFields"].is_null());
         let applied = apply(Some(&reset), &map, &writer("one"), true, kind).ok().unwrap();
-        assert_eq!(owned(&applied, "before-first-apply"), owned(&applied, "one"));
+        let before = json!({ "f:data": { ".": {}, "f:x": {} } });
+        assert_eq!(owned(&applied, "before-first-apply"), &before, "an update owns the map, too");
     }
 }

@@ -44,6 +44,29 @@ impl Kind {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 
+    /// Whether no CRD defines it.
+    pub fn is_builtin(&self) -> bool {
+        self.schema.is_none()
+    }
+
+    /// Removes maps and lists that the API server leaves out if they are empty.
+    pub fn leave_out_empty(&self, object: &mut Value) {
+        let of_metadata: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
+        let own: &[&str] = if self.is_builtin() { &["data", "binaryData"] } else { &[] };
+        for (pointer, fields) in [("/metadata", of_metadata), ("", own)] {
+            let Some(part) = object.pointer_mut(pointer).and_then(Value::as_object_mut) else { continue };
+            part.retain(|name, value| {
+                let is_empty = match value {
+                    Value::Null => true,
+                    Value::Object(map) => map.is_empty(),
+                    Value::Array(items) => items.is_empty(),
+                    _ => false,
+                };
+                !(is_empty && fields.contains(&name.as_str()))
+            });
+        }
+    }
+
     /// Fills in what the API server fills in by itself.
     pub fn fill_in(&self, object: &mut Value) {
         if let Some(schema) = &self.schema {

@@ -1,7 +1,7 @@
 //! The objects, and what a request makes of them: a function of the state, the time and the request.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -36,6 +36,9 @@ pub struct Store {
     pub changes: Vec<Change>,
     /// Changes up to this version are forgotten: who watches from before gets 410.
     pub compacted: u64,
+    /// The objects whose status has only the defaults of the definition. These are not stored, and so the next update writes the object, even if
+    /// it changes nothing.
+    without_status: BTreeSet<Target>,
     /// The rest of lists that were begun.
     pages: BTreeMap<String, (u64, Vec<Value>)>,
 }
@@ -74,12 +77,14 @@ impl Store {
 
     /// Answers a request. A watch is begun elsewhere.
     pub fn answer(&mut self, now: Timestamp, request: &Request) -> Answer {
-        let saved = request.dry_run.then(|| (self.objects.clone(), self.version, self.made, self.changes.len()));
+        let saved = request
+            .dry_run
+            .then(|| (self.objects.clone(), self.without_status.clone(), self.version, self.made, self.changes.len()));
         let mut answer = match self.result(now, request) {
             Ok(answer) | Err(answer) => answer,
         };
-        if let Some((objects, version, made, changes)) = saved {
-            (self.objects, self.version, self.made) = (objects, version, made);
+        if let Some((objects, without_status, version, made, changes)) = saved {
+            (self.objects, self.without_status, self.version, self.made) = (objects, without_status, version, made);
             self.changes.truncate(changes);
         }
         if request.metadata_only && answer.code < 300 {
@@ -145,6 +150,8 @@ impl Store {
         if let Some(metadata) = object["metadata"].as_object_mut() {
             metadata.remove("managedFields");
         }
+        kind.leave_out_empty(&mut object);
+        kind.fill_in(&mut object);
         let object = fields::update(None, object, &writer(request, now), kind);
         let made = self.put_new(now, target, object)?;
         Ok(Answer { code: 201, body: made })
@@ -173,14 +180,19 @@ impl Store {
             Body::Strategic(patch) => merge_strategic(&mut new, patch, "", &kinds()[target.kind]),
             Body::Json(patch) => {
                 let bad = |error: String| Answer::failure(422, "Invalid", &error, json!({}));
-                let patch: json_patch::Patch =
-                    serde_json::from_value(patch.clone()).map_err(|error| bad(error.to_string()))?;
-                json_patch::patch(&mut new, &patch).map_err(|error| bad(error.to_string()))?;
+                for step in patch.as_array().into_iter().flatten() {
+                    let mut step = step.clone();
+                    let path = step["path"].as_str().unwrap_or_default();
+                    // A field that is not there is added.
+                    if step["op"] == "replace" && new.pointer(path).is_none() {
+                        step["op"] = json!("add");
+                    }
+                    let step: json_patch::Patch =
+                        serde_json::from_value(json!([step])).map_err(|error| bad(error.to_string()))?;
+                    json_patch::patch(&mut new, &step).map_err(|error| bad(error.to_string()))?;
+                }
             }
             Body::Apply { .. } => {}
-        }
-        if new["metadata"]["uid"] != live["metadata"]["uid"] {
-            return Err(Answer::invalid(target, "metadata.uid", "Invalid value: field is immutable"));
         }
         self.update(now, request, live, new)
     }
@@ -203,15 +215,7 @@ impl Store {
         }
         keep_part(&mut config, request.subresource, kind);
         match &live {
-            Some(live) => {
-                if uid.as_ref().is_some_and(|uid| *uid != live["metadata"]["uid"]) {
-                    // The merged object has another UID than the stored one.
-                    return Err(Answer::invalid(target, "metadata.uid", "Invalid value: field is immutable"));
-                }
-                if version.is_some_and(|version| version != live["metadata"]["resourceVersion"]) {
-                    return Err(modified(target));
-                }
-            }
+            Some(_) => {}
             None if request.subresource == "status" => return Err(Answer::not_found(target)),
             None => {
                 if uid.is_some() {
@@ -222,9 +226,21 @@ impl Store {
             }
         }
         let applied = fields::apply(live.as_ref(), &config, &writer(request, now), force, kind);
-        let applied = applied.map_err(|fields::Conflict(with)| {
+        let mut applied = applied.map_err(|fields::Conflict(with)| {
             Answer::conflict(target, &format!("Apply failed with conflicts with {}", with.join(", ")))
         })?;
+        kind.leave_out_empty(&mut applied);
+        kind.fill_in(&mut applied);
+        // Which object is meant is checked after the conflicts of fields.
+        if let Some(live) = &live {
+            if version.is_some_and(|version| version != live["metadata"]["resourceVersion"]) {
+                return Err(modified(target));
+            }
+            if request.subresource.is_empty() && uid.is_some_and(|uid| uid != live["metadata"]["uid"]) {
+                // The merged object has another UID than the stored one.
+                return Err(Answer::invalid(target, "metadata.uid", "Invalid value: field is immutable"));
+            }
+        }
         match live {
             Some(live) => self.put_changed(target, &live, applied).map(Answer::ok),
             None => {
@@ -241,6 +257,11 @@ impl Store {
         let version = &new["metadata"]["resourceVersion"];
         if !version.is_null() && version != "" && *version != live["metadata"]["resourceVersion"] {
             return Err(modified(target));
+        }
+        // A write of a status can't change the metadata, and so it does not matter what it says of them but for the version.
+        let uid = &new["metadata"]["uid"];
+        if request.subresource.is_empty() && !uid.is_null() && *uid != live["metadata"]["uid"] {
+            return Err(Answer::invalid(target, "metadata.uid", "Invalid value: field is immutable"));
         }
         if request.subresource == "status" {
             let status = new["status"].take();
@@ -260,13 +281,20 @@ impl Store {
                 None => drop(new.as_object_mut().map(|it| it.remove("status"))),
             }
         }
-        for field in ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+        // A replacement may leave out what it does not change.
+        if new["metadata"]["managedFields"].is_null() && !live["metadata"]["managedFields"].is_null() {
+            new["metadata"]["managedFields"] = live["metadata"]["managedFields"].clone();
+        }
+        let given =
+            ["uid", "namespace", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
+        for field in given {
             match live["metadata"].get(field) {
                 Some(value) => new["metadata"][field] = value.clone(),
                 None => drop(new["metadata"].as_object_mut().map(|it| it.remove(field))),
             }
         }
         new["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+        kind.leave_out_empty(&mut new);
         kind.fill_in(&mut new);
         let new = fields::update(Some(&live), new, &writer(request, now), kind);
         self.put_changed(target, &live, new).map(Answer::ok)
@@ -354,6 +382,9 @@ impl Store {
             }
             _ => {}
         }
+        if !kind.is_builtin() && !object["status"].is_null() {
+            self.without_status.insert(target.clone());
+        }
         Ok(self.store(&target, object))
     }
 
@@ -364,9 +395,10 @@ impl Store {
 
     fn put_unchecked(&mut self, target: &Target, live: &Value, mut new: Value) -> Value {
         let kind = &kinds()[target.kind];
-        if *live == new {
+        if *live == new && !self.without_status.remove(target) {
             return new;
         }
+        self.without_status.remove(target);
         let content = |object: &Value| -> Value {
             let mut content = object.clone();
             if let Some(content) = content.as_object_mut() {

@@ -215,10 +215,10 @@ pub fn again(world: &mut World, target: &Target, store: &mut Store, now: Timesta
 pub fn end(world: &mut World, target: &Target, store: &mut Store, now: Timestamp) {
     let Some(pod) = store.get(target).cloned() else { return };
     // The last report, if nothing is in its way, comes before the agent ends.
-    if let Some(guest) = world.guests.get_mut(&uid(&pod)) {
-        if !guest.power.is_down() {
-            guest.power = Power::Down("PoweredDown");
-        }
+    if let Some(guest) = world.guests.get_mut(&uid(&pod))
+        && !guest.power.is_down()
+    {
+        guest.power = Power::Down("PoweredDown");
     }
     super::guest::report(world, &uid(&pod), store, now);
     world.guests.remove(&uid(&pod));

@@ -104,7 +104,12 @@ impl World {
         for name in ["default", NAMESPACE] {
             make(store, "Namespace", "", json!({ "metadata": { "name": name }, "status": { "phase": "Active" } }));
         }
-        make(store, "ConfigMap", NAMESPACE, json!({ "metadata": { "name": "kube-root-ca.crt" }, "data": { "ca.crt": "" } }));
+        make(
+            store,
+            "ConfigMap",
+            NAMESPACE,
+            json!({ "metadata": { "name": "kube-root-ca.crt" }, "data": { "ca.crt": "" } }),
+        );
         make(store, "ConfigMap", NAMESPACE, crate::people::template_set());
         make(
             store,

@@ -48,7 +48,7 @@ fuzz: ## Test random templates and VMs, and what the runner reads, for an hour e
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features runner --test fuzz_runner -- --nocapture
 
 sim: ## Simulate the manager in many random scenarios (SIM_SEEDS, SIM_FIRST), or in one (SEED)
-	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-5000} cargo test --profile sim --no-default-features --features manager --test sim -- --nocapture $(if $(SEED),random_scenarios)
+	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-2000} cargo test --profile sim --no-default-features --features manager --test sim -- --nocapture $(if $(SEED),random_scenarios)
 
 sim-planted: ## Plant bugs in a copy of the source, one after the other: the simulation must find each
 	tests/sim/planted.sh

@@ -38,15 +38,26 @@ const MOST_STEPS: usize = 20_000;
 pub struct Faults {
     /// Of 1,000 steps, how many are disturbances.
     pub rate: u32,
-    /// The manager crashes at the request with this number, counted from 0: before the API server sees it, or when it was done and
-    /// is not answered.
-    pub crash: Option<(usize, Moment)>,
+    /// What happens to the request with this number, counted from 0.
+    pub at: Option<(usize, Fault)>,
 }
 
+/// What can happen to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    Before,
-    After,
+pub enum Fault {
+    /// The manager crashes before the API server sees it.
+    CrashBefore,
+    /// The manager crashes when it was done, and gets no answer.
+    CrashAfter,
+    /// The API server has an error, and does not do it.
+    Refused,
+    /// It is done, and the answer is lost.
+    Lost,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::CrashBefore, Self::CrashAfter, Self::Refused, Self::Lost];
 }
 
 /// Why a run has failed, with what happened before.
@@ -393,17 +404,34 @@ impl Run {
         let number = self.requests;
         self.requests += 1;
         let sent = self.net(manager, |net, _| net.sent.remove(index));
-        let crash = self.faults.crash.filter(|(at, _)| *at == number).map(|(_, moment)| moment);
-        if crash == Some(Moment::Before) {
-            self.note(&format!("request  {} is not seen any more", sent.text));
-            self.crash(manager);
-            return Ok(());
+        match self.faults.at.filter(|(at, _)| *at == number).map(|(_, fault)| fault) {
+            None => self.answer(manager, sent),
+            Some(Fault::CrashBefore) => {
+                self.note(&format!("request  {} is not seen any more", sent.text));
+                self.crash(manager);
+                Ok(())
+            }
+            Some(Fault::CrashAfter) => {
+                let done = self.answer(manager, sent);
+                self.crash(manager);
+                done
+            }
+            Some(Fault::Refused) => {
+                self.note(&format!("request  {}: refused with 500", sent.text));
+                let answer = Answer::failure(500, "InternalError", "a fault of the simulation", json!({}));
+                self.net(manager, |net, _| net.done(sent, answer));
+                Ok(())
+            }
+            Some(Fault::Lost) => {
+                let done = match &sent.request {
+                    Ok(Request { verb: Verb::Watch { .. }, .. }) | Err(_) => Ok(()),
+                    Ok(request) => self.carry_out(&request.clone()).1,
+                };
+                self.note(&format!("fault    the answer to {} is lost", sent.text));
+                Net::cut(sent);
+                done
+            }
         }
-        let done = self.answer(manager, sent);
-        if crash == Some(Moment::After) {
-            self.crash(manager);
-        }
-        done
     }
 
     fn answer(&mut self, manager: usize, sent: Sent) -> Done {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     log, number,
     people::{self, Act, Op},
-    run::{Ended, Failure, Faults, Moment, Run},
+    run::{Ended, Failure, Fault, Faults, Run},
 };
 
 /// How many random scenarios are run if nobody says how many.
@@ -22,8 +22,8 @@ const SEEDS: u64 = 12;
 /// How many steps of a run that fails are printed.
 const LAST: usize = 120;
 
-/// Of how many crashes one is tried if nobody says it: `make sim` tries all.
-const STRIDE: u64 = 61;
+/// Of how many faults at single requests one is tried if nobody says it: `make sim` tries all.
+const STRIDE: u64 = 101;
 
 type State = BTreeMap<String, Value>;
 
@@ -192,8 +192,8 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// The scenarios in which the manager crashes at every request.
-fn crashed() -> Vec<(&'static str, Vec<Act>)> {
+/// The scenarios in which each fault happens to each request.
+fn simple() -> Vec<(&'static str, Vec<Act>)> {
     vec![
         ("start", vec![Act::Make]),
         ("stop", vec![Act::Make, Act::Stop]),
@@ -203,31 +203,43 @@ fn crashed() -> Vec<(&'static str, Vec<Act>)> {
         ("orphan and make again", vec![Act::Make, Act::Delete { orphan: true }, Act::Make]),
         ("another name", vec![Act::Make, Act::UseSet(true), Act::Restart(1), Act::UseSet(false), Act::Restart(2)]),
         ("delete the Pod", vec![Act::Make, Act::DeletePod]),
+        ("a restored VM", vec![Act::Make, Act::Delete { orphan: false }, Act::Restore]),
+        (
+            "a broken set",
+            vec![Act::Make, Act::UseSet(true), Act::BreakSet(true), Act::Restart(1), Act::BreakSet(false)],
+        ),
+        ("a claim is lost", vec![Act::Make, Act::Stop, Act::DeleteClaim, Act::Start]),
+        ("a stranger's object", vec![Act::Squat("Secret", true), Act::Make, Act::Squat("Secret", false)]),
+        ("a stranger's Pod", vec![Act::Make, Act::Stop, Act::Mount(true), Act::Start, Act::Mount(false)]),
+        ("a copy of the Pod", vec![Act::Make, Act::CopyPod(true), Act::Stop, Act::Start, Act::CopyPod(false)]),
+        ("stripped", vec![Act::Make, Act::Strip("Pod"), Act::Strip("ConfigMap"), Act::Stop, Act::Start]),
+        ("orphan and restart", vec![Act::Make, Act::Delete { orphan: true }, Act::Make, Act::Restart(1), Act::Cpus(1)]),
+        ("relabelled", vec![Act::Make, Act::Relabel("ConfigMap"), Act::Relabel("Pod"), Act::Restart(1)]),
+        ("all power", vec![Act::Make, Act::Stop, Act::Start, Act::Restart(1), Act::DeletePod, Act::Stop]),
+        ("grow and delete", vec![Act::Make, Act::Grow(2), Act::Grow(3), Act::Delete { orphan: false }]),
         ("take objects away", vec![Act::Make, Act::DeleteObject("ConfigMap"), Act::EditMap, Act::Strip("ConfigMap")]),
     ]
 }
 
 #[test]
-fn a_crash_at_every_request() {
+fn a_fault_at_every_request() {
     log();
     let mut runs = 0;
-    for (name, acts) in crashed() {
+    for (name, acts) in simple() {
         let script: Vec<Op> = acts.into_iter().map(|act| Op { vm: "apple", act }).collect();
         let calm = undisturbed(&script).unwrap_or_else(|failure| panic!("{name}: {}", failure.text(LAST)));
-        let crashes = u64::try_from(calm.requests).unwrap() * 2;
+        let places: Vec<_> = (0..calm.requests).flat_map(|at| Fault::ALL.map(|fault| (at, fault))).collect();
         let stride = number("SIM_STRIDE").unwrap_or(STRIDE);
-        let failed = each(0..crashes.div_ceil(stride), |turn| {
-            let number = turn * stride;
-            let moment = if number.is_multiple_of(2) { Moment::Before } else { Moment::After };
-            let crash = usize::try_from(number / 2).ok().map(|at| (at, moment));
-            let run = Run::new(0, script.clone(), Faults { crash, ..Faults::default() }, true);
+        let turns = u64::try_from(places.len()).unwrap().div_ceil(stride);
+        let place = |turn: u64| usize::try_from(turn * stride).ok().and_then(|index| places.get(index).copied());
+        let failed = each(0..turns, |turn| {
+            let run = Run::new(0, script.clone(), Faults { at: place(turn), ..Faults::default() }, true);
             must_be(&calm.state, run.finish()?).map(drop)
         });
         if let Some((turn, failure)) = failed {
-            let number = turn * stride;
-            panic!("{name}, crash {number}:\n{}", failure.text(LAST));
+            panic!("{}\n{name}: {:?}", failure.text(LAST), place(turn));
         }
-        runs += crashes.div_ceil(stride);
+        runs += turns;
     }
-    println!("{runs} crashes");
+    println!("{runs} faults");
 }

@@ -8,6 +8,8 @@ mod chart;
 mod gitops;
 #[path = "files/import_disk.rs"]
 mod import_disk;
+#[path = "files/named_tests.rs"]
+mod named_tests;
 #[path = "files/structure.rs"]
 mod structure;
 #[cfg(feature = "dev")]
@@ -222,21 +224,6 @@ mod documentation {
     /// What is between `start` and `end`, each time.
     fn between<'a>(text: &'a str, start: &str, end: char) -> Vec<&'a str> {
         text.split(start).skip(1).filter_map(|rest| rest.split(end).next()).collect()
-    }
-
-    /// Each promise names a test that there is, and so does each feature of the runner.
-    #[test]
-    fn the_tests_that_pages_name_exist() {
-        for (page, least) in [("docs/compatibility.md", 40), ("docs/runner-tested.md", 40)] {
-            let text = fs::read_to_string(root().join(page)).unwrap();
-            let named: Vec<(&str, &str)> =
-                between(&text, "`", '`').into_iter().filter_map(|code| code.split_once(".rs::")).collect();
-            assert!(named.len() > least, "{page}: {}", named.len());
-            for (file, function) in named {
-                let source = fs::read_to_string(root().join(format!("{file}.rs"))).unwrap_or_default();
-                assert!(source.contains(&format!("fn {function}(")), "{page}: there is no {function} in {file}.rs");
-            }
-        }
     }
 
     /// The table of reasons is the one that the enum makes.

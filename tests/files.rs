@@ -217,7 +217,8 @@ mod documentation {
 
     fn pages() -> Vec<std::path::PathBuf> {
         let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
-        let pages = docs.chain(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)));
+        let pages = docs
+            .chain(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)));
         pages.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
     }
 

@@ -52,15 +52,33 @@ fn wrong_names(page: &str) -> (usize, Vec<String>) {
     (named.len(), wrong)
 }
 
+/// The rows of the threat model, and those whose last cell has neither a test nor the words "not tested".
+fn rows(page: &str) -> (usize, Vec<&str>) {
+    let rows: Vec<_> =
+        page.lines().filter(|line| line.starts_with("| can |") || line.starts_with("| can't |")).collect();
+    let says_how = |row: &&&str| {
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        cell.starts_with("not tested") || code_in(cell).any(|code| code.contains(".rs::"))
+    };
+    (rows.len(), rows.iter().filter(|row| !says_how(row)).copied().collect())
+}
+
 #[test]
 fn the_tests_that_pages_name_exist() {
-    for (name, least) in [("compatibility.md", 40), ("runner-tested.md", 40)] {
+    for (name, least) in [("compatibility.md", 40), ("runner-tested.md", 40), ("security.md", 80)] {
         let (number, wrong) = wrong_names(&page(name));
         assert!(
             number > least && wrong.is_empty(),
             "docs/{name} names {number} tests, of which do not exist: {wrong:#?}"
         );
     }
+}
+
+#[test]
+fn each_row_of_the_threat_model_says_by_what_it_is_shown() {
+    let page = page("security.md");
+    let (number, without) = rows(&page);
+    assert!(number > 50 && without.is_empty(), "{number} rows in docs/security.md, without a test: {without:#?}");
 }
 
 /// The promises name tests by their modules, as `cargo test` does, or after the file in which they are.
@@ -100,7 +118,7 @@ fn the_tests_that_promises_name_exist() {
 }
 
 #[test]
-fn a_name_of_no_test_is_found() {
+fn a_name_of_no_test_and_a_row_without_one_are_found() {
     let here = "tests/files/named_tests.rs::the_tests_that_pages_name_exist";
     for wrong in [
         "tests/files/named_tests.rs::the_tests_that_pages_name",
@@ -111,6 +129,13 @@ fn a_name_of_no_test_is_found() {
         let page = format!("| can | a | `{here}` |\n| can't | b | `{wrong}`, `{here}` |\n");
         assert_eq!(wrong_names(&page), (3, vec![wrong.to_owned()]));
     }
+    let page = format!(
+        "| can | a | `{here}` |\n| can't | `x` | |\n| can't | c | not tested |\n| can | `{here}` | by hand |\n"
+    );
+    assert_eq!(
+        rows(&page),
+        (4, vec!["| can't | `x` | |", "| can | `{here}` | by hand |".replace("{here}", here).as_str()])
+    );
     let source = "#[test]\nfn a() {}\n#[tokio::test(flavor = \"x\")]\n/// About b.\n#[ignore]\n    async fn b() {}\nfn c() {}\n#[cfg(test)]\nfn d() {}";
     assert_eq!(tests_in(source).into_iter().collect::<Vec<_>>(), ["a", "b"]);
 }

@@ -16,6 +16,7 @@ mod node;
 mod pki;
 mod programs;
 mod release;
+mod reproducible;
 #[path = "../support/requests.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod requests;
@@ -83,6 +84,13 @@ enum Task {
         /// Default, if the registry is ghcr.io/OWNER/REPO: the release of that repository at GitHub.
         #[arg(long, value_name = "URL")]
         downloads: Option<String>,
+    },
+    /// Build the programs of a release twice, in different directories, and compare them
+    Reproducible {
+        #[command(flatten)]
+        target: Target,
+        /// The programs; by default all
+        programs: Vec<String>,
     },
     /// Print one manifest with the CustomResourceDefinitions and the manager
     Manifest {
@@ -266,6 +274,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Dist { target, installation, downloads } => {
             release::dist(&target.registry, &installation.namespace, downloads.as_deref())
         }
+        Task::Reproducible { target, programs } => return reproducible::compare(&target.registry, &programs),
         Task::Manifest { target, installation } => {
             print!("{}", release::manifest(&target.registry, &installation.namespace)?);
             Ok(())

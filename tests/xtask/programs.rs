@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use crate::images::NO_REGISTRY;
-use crate::tools::{root, run_loud, tied};
+use crate::tools::{cargo_home, root, run_loud, tied};
 
 /// How programs are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -55,8 +56,46 @@ pub const RUNNER: Program = Program { name: "vm-runner", feature: "runner" };
 pub const VMCTL: Program = Program { name: "vmctl", feature: "vmctl" };
 pub const PLUGIN: Program = Program { name: "kubectl-vm", feature: "cli" };
 
+/// All programs of a release.
+pub const ALL: [Program; 6] = [MANAGER, NODE_DEVICES, WEB, RUNNER, VMCTL, PLUGIN];
+
 /// The only target that there are images for.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Where a release is built. Nothing of it is in the programs.
+pub struct Place {
+    /// The tree of the sources.
+    pub sources: PathBuf,
+    /// Cargo's target directory.
+    pub target: PathBuf,
+    /// Cargo's home, below which the crates are.
+    pub cargo_home: PathBuf,
+}
+
+impl Place {
+    /// This tree.
+    pub fn here() -> Result<Self> {
+        Ok(Self { sources: root().to_owned(), target: root().join("target/static"), cargo_home: cargo_home()? })
+    }
+
+    /// Builds a program as it is published, and returns where it is: alone with its own feature, so it has nothing of the others even if a
+    /// crate behaves otherwise with more features.
+    pub fn build(&self, registry: &str, program: Program) -> Result<PathBuf> {
+        let Program { name, feature } = program;
+        let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+        // Messages of panics name files. Of prefixes that contain each other the last one counts.
+        for (from, to) in [(&self.sources, "/vm-operator"), (&self.target, "/target"), (&self.cargo_home, "/cargo")] {
+            flags.push(format!("--remap-path-prefix={}={to}", from.display()));
+        }
+        let mut command = cargo("build", registry);
+        command.current_dir(&self.sources).env("CARGO_HOME", &self.cargo_home);
+        command.args(["--release", "--locked", "--target", TARGET, "--target-dir"]).arg(&self.target);
+        command.args(["--config", &format!("build.rustflags={}", json!(flags))]);
+        command.args(["--no-default-features", "--features", feature, "--bin", name]);
+        run_loud(&mut command).with_context(|| format!("building {name}"))?;
+        Ok(self.target.join(TARGET).join("release").join(name))
+    }
+}
 
 /// Builds programs and returns where they are. With the registry they know the name of the runner's image.
 pub fn build(profile: Profile, registry: &str, programs: &[Program]) -> Result<Vec<PathBuf>> {
@@ -67,34 +106,30 @@ pub fn build(profile: Profile, registry: &str, programs: &[Program]) -> Result<V
             let mut command = cargo("static", registry);
             command.args(programs.iter().flat_map(|program| ["--bin", program.name]));
             run_loud(&mut command).context("building the programs")?;
+            let folder = root().join("target/static").join(TARGET).join("debug");
+            Ok(programs.iter().map(|program| folder.join(program.name)).collect())
         }
-        // Each alone with its own feature: what is published has nothing of the others even if a crate behaves otherwise with more
-        // features.
         Profile::Release => {
-            for Program { name, feature } in programs {
-                let features = ["--no-default-features", "--features", feature];
-                run_loud(cargo("static-release", registry).args(["--bin", name]).args(features))
-                    .with_context(|| format!("building {name}"))?;
-            }
+            let here = Place::here()?;
+            programs.iter().map(|program| here.build(registry, *program)).collect()
         }
     }
-    let folder = match profile {
-        Profile::Dev => "debug",
-        Profile::Release => "release",
-    };
-    let dir = root().join("target/static").join(TARGET).join(folder);
-    Ok(programs.iter().map(|program| dir.join(program.name)).collect())
 }
 
-/// Cargo with one of the aliases of .cargo/config.toml.
-fn cargo(alias: &str, registry: &str) -> Command {
-    let mut command = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root()).arg(alias).stdout(std::io::stderr());
-    // It would take the place of the aliases' flags.
-    command.env_remove("RUSTFLAGS");
+/// A command of Cargo, or one of the aliases of .cargo/config.toml.
+fn cargo(subcommand: &str, registry: &str) -> Command {
+    let mut command = cargo_command();
+    command.current_dir(root()).arg(subcommand).stdout(std::io::stderr());
+    // They would take the place of our flags.
+    command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
     // Without the variable, programs that are for no registry need not be built anew.
     if registry != NO_REGISTRY {
         command.env("VM_OPERATOR_REGISTRY", registry);
     }
     command
+}
+
+/// The Cargo that runs us, or that of the PATH.
+pub fn cargo_command() -> Command {
+    tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

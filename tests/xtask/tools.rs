@@ -35,6 +35,16 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(base.join("vm-operator"))
 }
 
+/// Where Cargo keeps the crates.
+pub fn cargo_home() -> Result<PathBuf> {
+    match std::env::var_os("CARGO_HOME").filter(|dir| !dir.is_empty()) {
+        Some(dir) => Ok(PathBuf::from(dir)),
+        None => {
+            Ok(PathBuf::from(std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"))
+        }
+    }
+}
+
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz sim sim-planted lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist reproducible cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz sim sim-planted lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist sbom reproducible cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ kubectl-package: ## Build the Debian package of kubectl-vm into dist
 
 dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist; DOWNLOADS is the URL of its files
 	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE) $(if $(DOWNLOADS),--downloads $(DOWNLOADS))
+
+sbom: helper ## Write an SBOM (CycloneDX) of each program into dist, with cargo-cyclonedx, which is built once
+	@$(HELPER) sbom
 
 reproducible: helper ## Build the programs of a release twice, in different directories, and compare them; PROGRAMS names some
 	@$(HELPER) reproducible --registry $(REGISTRY) $(PROGRAMS)

@@ -20,6 +20,7 @@ mod reproducible;
 #[path = "../support/requests.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod requests;
+mod sbom;
 mod setup;
 mod sweep;
 mod testrun;
@@ -73,7 +74,7 @@ enum Task {
     },
     /// Push the images, which were built for a registry, to it
     Push(Target),
-    /// Build what a release has beside its images into dist: archives of the programs, packages, the Helm chart, install.yaml, SHA256SUMS
+    /// Build what a release has beside its images into dist: archives of the programs, packages, SBOMs, the Helm chart, install.yaml, SHA256SUMS
     Dist {
         #[command(flatten)]
         target: Target,
@@ -85,6 +86,8 @@ enum Task {
         #[arg(long, value_name = "URL")]
         downloads: Option<String>,
     },
+    /// Write an SBOM (CycloneDX) of each program into dist
+    Sbom,
     /// Build the programs of a release twice, in different directories, and compare them
     Reproducible {
         #[command(flatten)]
@@ -273,6 +276,12 @@ fn run(task: Task) -> Result<bool> {
         Task::Push(target) => images::push(&target.registry),
         Task::Dist { target, installation, downloads } => {
             release::dist(&target.registry, &installation.namespace, downloads.as_deref())
+        }
+        Task::Sbom => {
+            for file in sbom::write_into(&tools::root().join("dist"), &programs::ALL)? {
+                println!("dist/{file}");
+            }
+            Ok(())
         }
         Task::Reproducible { target, programs } => return reproducible::compare(&target.registry, &programs),
         Task::Manifest { target, installation } => {

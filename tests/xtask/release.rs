@@ -1,5 +1,5 @@
-//! What a release consists of beside its images: archives of the programs, the Helm chart, packages, the manifest of the kubectl plugin, and
-//! one manifest to install from.
+//! What a release consists of beside its images: archives of the programs and their SBOMs, the Helm chart, packages, the manifest of the kubectl
+//! plugin, and one manifest to install from.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,8 @@ use serde_json::json;
 
 use crate::binaries::kubectl_command;
 use crate::chart;
-use crate::programs::{self, MANAGER, NODE_DEVICES, PLUGIN, Profile, Program, RUNNER, VMCTL, WEB};
+use crate::programs::{self, ALL, MANAGER, NODE_DEVICES, PLUGIN, Profile, Program, RUNNER, VMCTL, WEB};
+use crate::sbom;
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, sha256_file, write};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -58,6 +59,7 @@ pub fn dist(registry: &str, namespace: &str, downloads: Option<&str>) -> Result<
     run(Command::new(root().join("deploy/guest-package/build.sh")).arg(VERSION).arg(dist.join(&package)))
         .context("building the guests' package")?;
     files.push(package);
+    files.extend(sbom::write_into(&dist, &ALL)?);
     let sums = files.iter().map(|file| Ok(format!("{}  {file}\n", sha256_file(&dist.join(file))?)));
     write(&dist.join("SHA256SUMS"), sums.collect::<Result<String>>()?)?;
     for file in files.iter().map(String::as_str).chain(["SHA256SUMS"]) {

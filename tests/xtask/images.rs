@@ -36,17 +36,24 @@ pub fn build(source: &Source, registry: &str, offline: bool) -> Result<Vec<PathB
         .collect()
 }
 
-/// Pushes the images, which were built for that registry.
+/// Pushes the images, which were built for that registry, and writes their names with their digests into `dist/images.txt`.
 pub fn push(registry: &str) -> Result<()> {
+    let (dist, digests) = (root().join("dist"), dev_dir().join("images"));
+    make_dir(&dist)?;
+    make_dir(&digests)?;
+    let mut pushed = String::new();
     for image in images(registry) {
         let tag = image.tag();
         if !run_raw(buildah()?.args(["inspect", "--type", "image", &tag]))?.status.success() {
             bail!("there is no image {tag}: build it with `make images REGISTRY={registry}`");
         }
-        run_loud(buildah()?.args(["push", &tag, &format!("docker://{tag}")]))
+        let digest = digests.join(format!("{}.digest", image.programs[0].name));
+        run_loud(buildah()?.args(["push", "--digestfile"]).arg(&digest).args([&tag, &format!("docker://{tag}")]))
             .with_context(|| format!("pushing {tag}; `buildah login` logs in to a registry"))?;
+        pushed += &format!("{tag}@{}\n", read(&digest)?.trim());
     }
-    Ok(())
+    print!("{pushed}");
+    write(&dist.join("images.txt"), pushed)
 }
 
 /// The names that the images have.

@@ -72,7 +72,7 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         import: Option<PathBuf>,
     },
-    /// Push the images, which were built for a registry, to it
+    /// Push the images, which were built for a registry, to it, and write their digests into dist/images.txt
     Push(Target),
     /// Build what a release has beside its images into dist: archives of the programs, packages, SBOMs, the Helm chart, install.yaml, SHA256SUMS
     Dist {

@@ -32,6 +32,8 @@ const LATE: [usize; 4] = [0, 30, 120, 300];
 const PATIENCE: [usize; 6] = [0, 4, 15, 40, 100, 10_000];
 /// After so many steps without an end something goes on for ever.
 const MOST_STEPS: usize = 20_000;
+/// One who waits until nothing happens waits no longer than this: a VM that needs a person is tried again each minute.
+const LONGEST_CALM: Duration = Duration::from_mins(5);
 
 /// What disturbs a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -131,6 +133,8 @@ pub struct Run {
     trace: Vec<String>,
     requests: usize,
     steps: usize,
+    /// When a person has done something last.
+    acted: Duration,
     /// The version of the last change that was noticed.
     changed: u64,
 }
@@ -159,6 +163,7 @@ impl Run {
             trace: Vec::new(),
             requests: 0,
             steps: 0,
+            acted: Duration::ZERO,
             changed: 0,
         }
     }
@@ -224,7 +229,8 @@ impl Run {
                 }
                 self.invariants.state(&self.store, &self.world)?;
             } else if !self.script.is_empty() {
-                let is_due = if self.is_calm { rested >= SLICE * 4 } else { self.random.bool() };
+                let is_late = self.elapsed.saturating_sub(self.acted) >= LONGEST_CALM;
+                let is_due = if self.is_calm { rested >= SLICE * 4 || is_late } else { self.random.bool() };
                 if is_due {
                     self.person();
                     rested = Duration::ZERO;
@@ -392,6 +398,7 @@ impl Run {
 
     fn person(&mut self) {
         if let Some(op) = self.script.pop_front() {
+            self.acted = self.elapsed;
             self.patience = PATIENCE[self.random.usize(0..PATIENCE.len())];
             self.note(&format!("person   {op}"));
             let now = self.now();

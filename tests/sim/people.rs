@@ -119,23 +119,27 @@ fn act(random: &mut fastrand::Rng, number: usize) -> Act {
     }
 }
 
-impl Act {
-    /// Whether the end depends on when it is done.
-    pub fn depends_on_time(&self) -> bool {
-        matches!(
-            self,
-            Self::DeleteClaim
-                | Self::Relabel(_)
-                | Self::Strip(_)
-                | Self::Mount(true)
-                | Self::Squat(_, true)
-                | Self::UseSet(_)
-                | Self::BreakSet(true)
-                | Self::CopyPod(true)
-                | Self::Restore
-                | Self::Delete { orphan: true }
-        )
-    }
+/// Whether the end depends on when people do these things.
+pub fn depends_on_time(script: &[Op]) -> bool {
+    let has = |is_it: fn(&Act) -> bool| script.iter().any(|op| is_it(&op.act));
+    // Who deletes a VM before its disk has grown gets the disk as it was.
+    let may_be_too_late = has(|act| matches!(act, Act::Grow(_))) && has(|act| matches!(act, Act::Delete { .. }));
+    may_be_too_late
+        || has(|act| {
+            matches!(
+                act,
+                Act::DeleteClaim
+                    | Act::Relabel(_)
+                    | Act::Strip(_)
+                    | Act::Mount(true)
+                    | Act::Squat(_, true)
+                    | Act::UseSet(_)
+                    | Act::BreakSet(true)
+                    | Act::CopyPod(true)
+                    | Act::Restore
+                    | Act::Delete { orphan: true }
+            )
+        })
 }
 
 /// The kinds of which people make objects with the names of a VM's.

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Plants each bug of tests/sim/planted in a copy of the working tree, and runs the simulation there, which must find it. A name as an argument:
 # only that one. PROFILE=dev compiles sooner, and then runs slower. By hand: git apply tests/sim/planted/NAME.patch
+# In tests/sim/planted/open are bugs that it has not found yet, or that were not tried: open/NAME as an argument.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD

@@ -70,7 +70,7 @@ impl Scenario {
 
     fn run(&self) -> Result<Ended, Failure> {
         let ended = Run::new(self.seed, self.script.clone(), self.faults.clone(), false).finish()?;
-        if self.script.iter().any(|op| op.act.depends_on_time()) {
+        if people::depends_on_time(&self.script) {
             return Ok(ended);
         }
         must_be(&undisturbed(&self.script)?.state, ended)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{
         kinds::kind,
-        request::{Body, Request, Selector, Target, Verb},
+        request::{Body, Request, Target, Verb},
         store::Store,
     },
     manager::NAMESPACE,
@@ -253,19 +253,7 @@ impl Op {
             Act::Mount(true) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Create(writing_pod(name))),
             Act::Mount(false) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Delete(json!({}))),
         };
-        store.answer(now, &request(PERSON, target, verb));
-    }
-}
-
-fn request(manager: &str, target: Target, verb: Verb) -> Request {
-    Request {
-        verb,
-        target,
-        subresource: "",
-        selector: Selector::default(),
-        manager: manager.into(),
-        dry_run: false,
-        metadata_only: false,
+        store.answer(now, &Request::of(PERSON, target, verb));
     }
 }
 
@@ -295,7 +283,7 @@ fn restore(name: &str, store: &mut Store, now: Timestamp) {
         }
         let last = store.changes.iter().rev().find(|change| change.target == target && change.after.is_none());
         if let Some(last) = last.map(|change| without_identity(&change.last)) {
-            store.answer(now, &request(BACKUP, target, Verb::Create(last)));
+            store.answer(now, &Request::of(BACKUP, target, Verb::Create(last)));
         }
     }
 }

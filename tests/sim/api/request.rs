@@ -65,6 +65,21 @@ pub struct Request {
     pub metadata_only: bool,
 }
 
+impl Request {
+    /// A request for an object as a field manager sends it without any options.
+    pub fn of(manager: &str, target: Target, verb: Verb) -> Self {
+        Self {
+            verb,
+            target,
+            subresource: "",
+            selector: Selector::default(),
+            manager: manager.into(),
+            dry_run: false,
+            metadata_only: false,
+        }
+    }
+}
+
 /// An answer: its code and its JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {

@@ -625,15 +625,8 @@ mod tests {
     }
 
     fn ask(store: &mut Store, kind_name: &str, name: &str, subresource: &'static str, verb: Verb) -> Answer {
-        let request = Request {
-            verb,
-            target: Target::new(kind(kind_name), "vms", name),
-            subresource,
-            selector: Selector::default(),
-            manager: "test".into(),
-            dry_run: false,
-            metadata_only: false,
-        };
+        let target = Target::new(kind(kind_name), "vms", name);
+        let request = Request { subresource, ..Request::of("test", target, verb) };
         store.answer(now(), &request)
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Step, is_deleting, uid};
 use crate::api::{
-    request::{Request, Selector, Target, Verb},
+    request::{Request, Target, Verb},
     store::Store,
 };
 
@@ -32,16 +32,7 @@ pub fn steps(store: &Store) -> Vec<Step> {
 pub fn collect(target: &Target, store: &mut Store, now: Timestamp) {
     let Some(object) = store.get(target) else { return };
     let options = json!({ "preconditions": { "uid": uid(object) }, "propagationPolicy": "Background" });
-    let request = Request {
-        verb: Verb::Delete(options),
-        target: target.clone(),
-        subresource: "",
-        selector: Selector::default(),
-        manager: "kube-controller-manager".into(),
-        dry_run: false,
-        metadata_only: false,
-    };
-    store.answer(now, &request);
+    store.answer(now, &Request::of("kube-controller-manager", target.clone(), Verb::Delete(options)));
 }
 
 pub fn orphan(target: &Target, store: &mut Store, now: Timestamp) {

@@ -7,7 +7,7 @@ use super::{Guest, NODES, Power, Step, World, has_ended, is_deleting, mounted, u
 use crate::{
     api::{
         kinds::kind,
-        request::{Request, Selector, Target, Verb},
+        request::{Request, Target, Verb},
         store::{Store, seconds},
     },
     people::is_persons,
@@ -111,16 +111,7 @@ pub fn report_node(name: &str, is_ready: bool, store: &mut Store, now: Timestamp
 
 /// Deletes a Pod as the control plane does.
 pub fn evict(target: &Target, store: &mut Store, now: Timestamp) {
-    let request = Request {
-        verb: Verb::Delete(json!({})),
-        target: target.clone(),
-        subresource: "",
-        selector: Selector::default(),
-        manager: "kube-controller-manager".into(),
-        dry_run: false,
-        metadata_only: false,
-    };
-    store.answer(now, &request);
+    store.answer(now, &Request::of("kube-controller-manager", target.clone(), Verb::Delete(json!({}))));
 }
 
 /// The kubelet ends a Pod, because its node has too little memory. The Pod stays, and has failed.

@@ -15,7 +15,7 @@ pub use self::guest::{Guest, Power};
 use crate::{
     api::{
         kinds::kind,
-        request::{Request, Selector, Target, Verb},
+        request::{Request, Target, Verb},
         store::Store,
     },
     manager::NAMESPACE,
@@ -89,16 +89,9 @@ impl World {
     /// What a cluster has before anybody makes a VM.
     pub fn furnish(store: &mut Store, now: Timestamp) {
         let make = |store: &mut Store, kind_name: &str, namespace: &str, object: Value| {
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            let request = Request {
-                verb: Verb::Create(object.clone()),
-                target: Target::new(kind(kind_name), namespace, name),
-                subresource: "",
-                selector: Selector::default(),
-                manager: "kube-controller-manager".into(),
-                dry_run: false,
-                metadata_only: false,
-            };
+            let target =
+                Target::new(kind(kind_name), namespace, object["metadata"]["name"].as_str().unwrap_or_default());
+            let request = Request::of("kube-controller-manager", target, Verb::Create(object));
             assert_eq!(store.answer(now, &request).code, 201);
         };
         for name in ["default", NAMESPACE] {

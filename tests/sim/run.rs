@@ -171,16 +171,12 @@ impl Run {
     /// Runs until nothing happens any more.
     pub fn finish(mut self) -> Result<Ended, Failure> {
         match self.run() {
-            Ok(()) => Ok(Ended {
-                state: end_state(&self.store),
-                trace: std::mem::take(&mut self.trace),
-                requests: self.requests,
-            }),
+            Ok(()) => Ok(Ended { state: end_state(&self.store), trace: self.trace, requests: self.requests }),
             Err(why) => {
                 if std::env::var_os("SIM_STATE").is_some() {
                     self.print_state();
                 }
-                Err(Failure { why, trace: std::mem::take(&mut self.trace) })
+                Err(Failure { why, trace: self.trace })
             }
         }
     }
@@ -424,9 +420,7 @@ impl Run {
                 done
             }
             Some(Fault::Refused) => {
-                self.note(&format!("request  {}: refused with 500", sent.text));
-                let answer = Answer::failure(500, "InternalError", "a fault of the simulation", json!({}));
-                self.net(manager, |net, _| net.done(sent, answer));
+                self.refuse(manager, sent, fault(500, "InternalError"));
                 Ok(())
             }
             Some(Fault::Lost) => {
@@ -459,14 +453,19 @@ impl Run {
         }
         let refused = if self.faults.rate > 0 && !self.script.is_empty() { self.refusal(&request) } else { None };
         if let Some(answer) = refused {
-            self.note(&format!("request  {}: refused with {}", sent.text, answer.code));
-            self.net(manager, |net, _| net.done(sent, answer));
+            self.refuse(manager, sent, answer);
             return Ok(());
         }
         let (answer, checked) = self.carry_out(&request);
         self.note(&format!("request  {}: {}", sent.text, answer.code));
         self.net(manager, |net, _| net.done(sent, answer));
         checked
+    }
+
+    /// The API server does not do what a manager asks.
+    fn refuse(&mut self, manager: usize, sent: Sent, answer: Answer) {
+        self.note(&format!("request  {}: refused with {}", sent.text, answer.code));
+        self.net(manager, |net, _| net.done(sent, answer));
     }
 
     /// The API server does what a manager asks.
@@ -493,7 +492,7 @@ impl Run {
             5 if request.target.kind == kind("Pod") && matches!(request.verb, Verb::Patch(_)) => (403, "Forbidden"),
             _ => return None,
         };
-        Some(Answer::failure(code, reason, "a fault of the simulation", json!({})))
+        Some(fault(code, reason))
     }
 
     fn crash(&mut self, manager: usize) {
@@ -528,37 +527,25 @@ impl Run {
                 }
             }
             2..4 => {
-                let text = self.net(manager, |net, _| {
-                    (!net.answered.is_empty()).then(|| {
-                        let answered = net.answered.remove(any % net.answered.len());
-                        let text = format!("fault    the answer to {} is lost", answered.text);
-                        Net::lose(answered);
-                        text
-                    })
-                });
-                self.note_some(text);
+                let lost = self.net(manager, |net, _| take_any(&mut net.answered, any));
+                if let Some(answered) = lost {
+                    self.note(&format!("fault    the answer to {} is lost", answered.text));
+                    Net::lose(answered);
+                }
             }
             4 => {
-                let text = self.net(manager, |net, _| {
-                    (!net.sent.is_empty()).then(|| {
-                        let sent = net.sent.remove(any % net.sent.len());
-                        let text = format!("fault    {} does not arrive", sent.text);
-                        Net::cut(sent);
-                        text
-                    })
-                });
-                self.note_some(text);
+                let lost = self.net(manager, |net, _| take_any(&mut net.sent, any));
+                if let Some(sent) = lost {
+                    self.note(&format!("fault    {} does not arrive", sent.text));
+                    Net::cut(sent);
+                }
             }
             5..7 => {
-                let text = self.net(manager, |net, _| {
-                    (!net.watches.is_empty()).then(|| {
-                        let watch = net.watches.remove(any % net.watches.len());
-                        let text = format!("fault    {} is cut", watch.text);
-                        watch.cut();
-                        text
-                    })
-                });
-                self.note_some(text);
+                let lost = self.net(manager, |net, _| take_any(&mut net.watches, any));
+                if let Some(watch) = lost {
+                    self.note(&format!("fault    {} is cut", watch.text));
+                    watch.cut();
+                }
             }
             7 => {
                 self.store.compacted = self.store.version();
@@ -573,11 +560,10 @@ impl Run {
             8..11 => {
                 let (step, long) = (self.steps, 5 + any % 200);
                 let text = self.net(manager, |net, _| {
-                    (!net.watches.is_empty()).then(|| {
-                        let at = any % net.watches.len();
-                        net.watches[at].held = step + long;
-                        format!("fault    {} is behind for {long} steps", net.watches[at].text)
-                    })
+                    let at = any % net.watches.len().max(1);
+                    let watch = net.watches.get_mut(at)?;
+                    watch.held = step + long;
+                    Some(format!("fault    {} is behind for {long} steps", watch.text))
                 });
                 self.note_some(text);
             }
@@ -635,6 +621,16 @@ impl Run {
             self.note(&text);
         }
     }
+}
+
+/// An answer that no state of the API server explains.
+fn fault(code: u16, reason: &str) -> Answer {
+    Answer::failure(code, reason, "a fault of the simulation", json!({}))
+}
+
+/// Takes any of these out, if there is one.
+fn take_any<T>(all: &mut Vec<T>, any: usize) -> Option<T> {
+    (!all.is_empty()).then(|| all.remove(any % all.len()))
 }
 
 /// Whether a conflict says that the object has changed, and a watch will report how.

@@ -395,10 +395,10 @@ impl Store {
 
     fn put_unchecked(&mut self, target: &Target, live: &Value, mut new: Value) -> Value {
         let kind = &kinds()[target.kind];
-        if *live == new && !self.without_status.remove(target) {
+        let had_no_status = self.without_status.remove(target);
+        if *live == new && !had_no_status {
             return new;
         }
-        self.without_status.remove(target);
         let content = |object: &Value| -> Value {
             let mut content = object.clone();
             if let Some(content) = content.as_object_mut() {

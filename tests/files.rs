@@ -20,6 +20,11 @@ mod web_assets;
 
 use std::{fs, path::Path, process::Command};
 
+/// The repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 /// `crds/` is made from the types.
 #[test]
 fn the_crds_are_those_of_the_types() {
@@ -210,10 +215,6 @@ mod monitoring {
 
 mod documentation {
     use super::*;
-
-    fn root() -> &'static Path {
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-    }
 
     fn pages() -> Vec<std::path::PathBuf> {
         let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());

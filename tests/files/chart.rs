@@ -9,11 +9,9 @@ use std::{
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-const CHART: &str = "deploy/chart/vm-operator";
+use crate::root;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+const CHART: &str = "deploy/chart/vm-operator";
 
 fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))

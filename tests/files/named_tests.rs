@@ -6,9 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+use crate::root;
 
 fn page(name: &str) -> String {
     fs::read_to_string(root().join("docs").join(name)).unwrap()

@@ -8,12 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::root;
+
 /// Modules, each with those that it imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// The Rust files of a folder, to its depth, without those that are only tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {

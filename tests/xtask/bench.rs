@@ -39,7 +39,7 @@ use crate::images::NO_REGISTRY;
 use crate::programs::{self, MANAGER, Profile};
 use crate::requests::{Requests, is_about_vms};
 use crate::setup::{self, Purpose};
-use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
+use crate::tools::{self, dev_dir, make_dir, read, remove, root, run, run_loud, write};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -222,7 +222,7 @@ pub fn run_bench(options: &Options) -> Result<()> {
 
 /// Builds the manager as it is published, and this program with optimizations, and goes on there: a slow client would flatter the manager.
 fn in_release(options: &Options) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(tools::cargo());
     command.current_dir(root());
     command.args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"]);
     if options.manager.is_none() {

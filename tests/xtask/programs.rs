@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::images::NO_REGISTRY;
-use crate::tools::{cargo_home, root, run_loud, tied};
+use crate::tools::{self, cargo_home, root, run_loud, tied};
 
 /// How programs are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -118,7 +118,7 @@ pub fn build(profile: Profile, registry: &str, programs: &[Program]) -> Result<V
 
 /// A command of Cargo, or one of the aliases of .cargo/config.toml.
 fn cargo(subcommand: &str, registry: &str) -> Command {
-    let mut command = cargo_command();
+    let mut command = tied(tools::cargo());
     command.current_dir(root()).arg(subcommand).stdout(std::io::stderr());
     // They would take the place of our flags.
     command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
@@ -127,9 +127,4 @@ fn cargo(subcommand: &str, registry: &str) -> Command {
         command.env("VM_OPERATOR_REGISTRY", registry);
     }
     command
-}
-
-/// The Cargo that runs us, or that of the PATH.
-pub fn cargo_command() -> Command {
-    tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::programs::{Program, TARGET, cargo_command};
-use crate::tools::{make_dir, read, remove, root, run, run_loud, write};
+use crate::programs::{Program, TARGET};
+use crate::tools::{cargo, make_dir, read, remove, root, run, run_loud, tied, write};
 
 /// The version of cargo-cyclonedx that writes them.
 const VERSION: &str = "0.5.9";
@@ -17,7 +17,7 @@ const VERSION: &str = "0.5.9";
 fn cargo_cyclonedx() -> Result<PathBuf> {
     let folder = root().join("target/tools");
     // Without optimizations it is built sooner, and validates what it writes.
-    let mut install = cargo_command();
+    let mut install = tied(cargo());
     install.args(["install", "--quiet", "--locked", "--debug", "--root"]).arg(&folder);
     run_loud(install.arg(format!("cargo-cyclonedx@{VERSION}"))).context("building cargo-cyclonedx")?;
     Ok(folder.join("bin/cargo-cyclonedx"))

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::setup::{self, Purpose};
-use crate::tools::{is_root, root};
+use crate::tools::{self, is_root, root};
 
 /// The test program of what is tested on an API server without a node.
 const API_SERVER: &str = "api_server";
@@ -84,7 +84,7 @@ fn other_suites() -> Result<Vec<String>> {
 /// Runs test programs with so many tests at once, and returns whether all passed.
 fn cargo(suites: &[&str], threads: usize, filters: &[String], count: &mut Count) -> Result<bool> {
     let threads = format!("--test-threads={threads}");
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(tools::cargo());
     command.args(["static-test", "--no-fail-fast"]).args(suites).args(["--", &threads]).args(filters);
     // They would take the place of the alias's flags.
     command.env_remove("RUSTFLAGS");

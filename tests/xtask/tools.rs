@@ -1,6 +1,6 @@
 //! What the subcommands share: where things are, and running other programs with errors that help.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::os::unix::fs::MetadataExt;
@@ -33,6 +33,11 @@ pub fn cache_dir() -> Result<PathBuf> {
         }
     };
     Ok(base.join("vm-operator"))
+}
+
+/// The Cargo that runs us, or that of the PATH.
+pub fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
 /// Where Cargo keeps the crates.

@@ -246,13 +246,29 @@ impl<'a> Planner<'a> {
     }
 
     /// The plan, without the restart of a guest that would not come back, and with what it presumes.
-    fn finish(self) -> Plan {
-        let mut plan = self.plan;
-        if plan.would_stay_down(self.rendered.unwrap_or_default()) {
-            plan.keep_up();
+    fn finish(mut self) -> Plan {
+        if self.plan.would_stay_down(self.rendered.unwrap_or_default()) {
+            self.plan.keep_up();
         }
+        self.hold_guests_for_status();
+        let mut plan = self.plan;
         plan.preconditions = preconditions(self.vm, self.observed, &plan, self.adopts);
         plan
+    }
+
+    /// Deletes nothing that runs a guest before the status names the claims that its Pod mounts. A claim may go with the Pod, and then the status
+    /// alone says that a guest has had it. It is written with this plan; what is to go goes when the watch reports it.
+    fn hold_guests_for_status(&mut self) {
+        let Some(rendered) = self.rendered else { return };
+        let guests: Vec<_> = self.instances.guests().chain(self.instances.makers()).map(|object| &object.uid).collect();
+        let ends_guest = |action: &Action| matches!(action, Action::Delete { uid, .. } if guests.contains(&uid));
+        let is_unrecorded = || {
+            let mut pods = self.instances.guests();
+            pods.any(|pod| claims::mounts_unrecorded(self.vm, self.observed, rendered, pod))
+        };
+        if self.plan.steps.iter().flatten().any(ends_guest) && is_unrecorded() {
+            self.plan.steps.iter_mut().for_each(|step| step.retain(|action| !ends_guest(action)));
+        }
     }
 
     fn is_up_wanted(&self) -> bool {

@@ -7,6 +7,7 @@ mod retry;
 
 use super::*;
 use crate::{
+    api::VirtualMachineStatus,
     object::{FORCE_STOP_ANNOTATION, HASH_ANNOTATION, VERSION_ANNOTATION},
     render::TemplateSet,
     test_support::{applied, noon, nothing, rendered, set_by, stopped, vm},
@@ -33,6 +34,18 @@ fn short(plan: &Plan) -> Vec<String> {
 /// A cluster with all objects of the VM, each changed by `edit`.
 fn cluster(vm: &VirtualMachine, edit: impl FnMut(&str, &mut Value)) -> Observed {
     applied(&rendered(vm, &nothing()), edit)
+}
+
+/// The plan of a VM of which a status was written before: it names the claims.
+fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendered]>) -> Plan {
+    let mut vm = vm.clone();
+    let claims = crate::claims::claims(&vm, observed, rendered.unwrap_or_default(), &[]);
+    let new = || VirtualMachineStatus { observed_generation: Some(-1), ..VirtualMachineStatus::default() };
+    let status = vm.status.get_or_insert_with(new);
+    if status.claims.is_empty() {
+        status.claims = claims;
+    }
+    super::plan(&vm, observed, rendered)
 }
 
 /// What a plan presumes.

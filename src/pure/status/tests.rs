@@ -736,7 +736,11 @@ fn events_are_recorded_once() {
         events.collect::<Vec<_>>()
     };
     assert_eq!(recorded(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: created Pod apple"]);
-    assert_eq!(recorded(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: deleted Pod apple to stop the VM"]);
+    let known = VirtualMachine {
+        status: Some(serde_json::from_value(derive(&vm(|_| ()), &cluster(|_, _| ()))).unwrap()),
+        ..stopped()
+    };
+    assert_eq!(recorded(&known, &cluster(|_, _| ())), ["false SuccessfulDelete: deleted Pod apple to stop the VM"]);
     let failing = pod(
         json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no" } } }] }),
     );

@@ -178,3 +178,28 @@ fn nothing_is_made_that_names_a_claim_which_is_not_the_vms() {
 fn decide_with(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered]) -> Vec<String> {
     short(&plan(vm, observed, Some(rendered)))
 }
+
+#[test]
+fn nothing_is_deleted_before_the_status_names_the_claims_that_the_pod_mounts() {
+    let claims = |uid: &str| json!([{ "name": "apple-core-disk", "uid": uid }, { "name": "apple-runner-data", "uid": "PersistentVolumeClaim-apple-runner-data" }]);
+    let is_deleted = |status: Value, edit: &dyn Fn(&mut Value)| {
+        let vm = vm(|vm| {
+            vm["spec"]["vm"]["state"] = json!("Stopped");
+            set_by("Update", vm);
+            vm["status"] = status;
+        });
+        let observed = cluster(&vm, on_pod(edit));
+        let plan = super::super::plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        let deletes = short(&plan).iter().any(|step| step.contains("delete Pod apple"));
+        assert!(plan.waits.iter().any(|wait| matches!(wait, Wait::Gone(_))), "it is to go");
+        deletes
+    };
+    let known = || json!({ "claims": claims("PersistentVolumeClaim-apple-core-disk") });
+    assert!(is_deleted(known(), &|_| ()));
+    assert!(!is_deleted(json!({}), &|_| ()), "no status was written yet");
+    assert!(!is_deleted(json!({ "claims": claims("another") }), &|_| ()), "the claim was made anew");
+    let of_other_volumes = |pod: &mut Value| pod["spec"]["volumes"] = json!([]);
+    assert!(is_deleted(json!({}), &of_other_volumes), "a Pod that mounts none");
+    let ended = |pod: &mut Value| pod["status"] = json!({ "phase": "Failed" });
+    assert!(!is_deleted(json!({}), &ended), "its guest had them");
+}

@@ -31,6 +31,22 @@ use crate::{
     },
 };
 
+/// After how long a VM is looked at again whose status was overtaken by another write. The watch usually reports that write sooner; a proxy may have
+/// answered without one.
+const OVERTAKEN: Duration = Duration::from_secs(30);
+
+/// What has become of the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StatusWrite {
+    /// It was as it should be.
+    Unneeded,
+    Written,
+    /// The VM was deleted or changed meanwhile.
+    Overtaken,
+    /// The API server takes no part of it.
+    Refused,
+}
+
 /// The status of a VM with the cause why it is not as its spec wants it.
 struct Explained {
     wanted: VirtualMachineStatus,
@@ -74,15 +90,18 @@ impl Reconciler {
         let Explained { wanted, look } = self.explain(&reconciled, draft(&reconciled)).await;
         // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(&reconciled, &wanted, &executed.done));
-        let written =
-            if status_differs(stored, &wanted) { self.write_status(stored, &wanted).await } else { Ok(false) };
-        let is_written = matches!(written, Ok(true));
+        let written = match status_differs(stored, &wanted) {
+            true => self.write_status(stored, &wanted).await,
+            false => Ok(StatusWrite::Unneeded),
+        };
+        let is_written = matches!(written, Ok(StatusWrite::Written));
         self.remember_retry(turn, plan.retry.clone().filter(|_| written.is_err()));
         if (!executed.done.is_empty() || is_written) && self.unrest.wrote(&turn.name, vm, Instant::now()) {
             let last: Vec<String> = executed.done.iter().map(|action| action.key().to_string()).collect();
             warn!(objects = last.join(", "), status = is_written, "the VM is written again and again");
         }
-        if !written? {
+        let written = written?;
+        if written != StatusWrite::Written {
             self.write_stopped(vm, plan).await?;
         }
         // A report is left only if its Pod is known not to exist.
@@ -90,7 +109,8 @@ impl Reconciler {
         if children.knows(&report_kind()) && view.knows_pods && !status_differs(stored, &wanted) {
             self.take_over(stored, observed).await?;
         }
-        Ok(look.into_iter().chain(at_rest.map(|(_, again)| again)).min())
+        let overtaken = (written == StatusWrite::Overtaken).then_some(OVERTAKEN);
+        Ok(look.into_iter().chain(at_rest.map(|(_, again)| again)).chain(overtaken).min())
     }
 
     /// Looks for the cause if the VM is not as its spec wants it, and adds it to the status.
@@ -148,23 +168,26 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Writes the status. Returns false if the VM was deleted or changed meanwhile, which the watch reports.
-    async fn write_status(&self, vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Result<bool, ReconcileError> {
+    async fn write_status(
+        &self,
+        vm: &VirtualMachine,
+        wanted: &VirtualMachineStatus,
+    ) -> Result<StatusWrite, ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(StatusWritten { vm: mut written, refused }) => {
                 if let Some(message) = refused {
                     self.record(vm, vec![events::status_refused(&message)]);
                     if written.metadata.resource_version == vm.metadata.resource_version {
-                        return Ok(false);
+                        return Ok(StatusWrite::Refused);
                     }
                 }
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 trim(&mut written);
                 self.written.insert(Arc::new(written));
-                Ok(true)
+                Ok(StatusWrite::Written)
             }
-            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(StatusWrite::Overtaken),
             Err(error) => {
                 // What is said by a server that is busy or ends is no refusal.
                 if let kube::Error::Api(answer) = &error

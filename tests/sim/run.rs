@@ -55,11 +55,13 @@ pub enum Fault {
     Refused,
     /// It is done, and the answer is lost.
     Lost,
+    /// It is done, the manager crashes, and the next one starts when people have done all but the last thing that they do.
+    Away,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::CrashBefore, Self::CrashAfter, Self::Refused, Self::Lost];
+    pub const ALL: [Self; 5] = [Self::CrashBefore, Self::CrashAfter, Self::Refused, Self::Lost, Self::Away];
 }
 
 /// Why a run has failed, with what happened before.
@@ -116,6 +118,8 @@ pub struct Run {
     world: World,
     /// Usually one. Two, if the first one does not know yet that it does not lead any more.
     managers: Vec<Manager>,
+    /// The next manager starts when people have no more than so many things to do.
+    next_manager: usize,
     random: fastrand::Rng,
     faults: Faults,
     invariants: Invariants,
@@ -150,6 +154,7 @@ impl Run {
             store,
             world: World::default(),
             managers: Vec::new(),
+            next_manager: usize::MAX,
             random: fastrand::Rng::with_seed(seed),
             faults,
             invariants: Invariants::default(),
@@ -193,7 +198,6 @@ impl Run {
     }
 
     fn run(&mut self) -> Done {
-        self.start_manager();
         let mut rested = Duration::ZERO;
         while rested < REST {
             self.steps += 1;
@@ -209,6 +213,9 @@ impl Run {
                 if self.managers.len() > 1 {
                     self.crash(0);
                 }
+            }
+            if self.managers.is_empty() && self.script.len() <= self.next_manager {
+                self.start_manager();
             }
             self.go_on(MOMENT);
             let choices = self.choices();
@@ -414,8 +421,9 @@ impl Run {
                 self.crash(manager);
                 Ok(())
             }
-            Some(Fault::CrashAfter) => {
+            Some(fault @ (Fault::CrashAfter | Fault::Away)) => {
                 let done = self.answer(manager, sent);
+                self.next_manager = if fault == Fault::Away { 1 } else { usize::MAX };
                 self.crash(manager);
                 done
             }
@@ -487,8 +495,8 @@ impl Run {
         let (code, reason) = match self.random.u32(0..100) {
             0..2 => (429, "TooManyRequests"),
             2..4 => (500, "InternalError"),
-            // Who names a resourceVersion, or what must not exist yet, gets this answer only if there is another object.
-            4 if matches!(request.verb, Verb::Patch(_)) && !is_conditional(request) => (409, "Conflict"),
+            // Who names what must not exist yet gets this answer only if there is another object.
+            4 if matches!(request.verb, Verb::Patch(_)) && request.target.kind != kind("VmReport") => (409, "Conflict"),
             5 if request.target.kind == kind("Pod") && matches!(request.verb, Verb::Patch(_)) => (403, "Forbidden"),
             _ => return None,
         };
@@ -509,18 +517,20 @@ impl Run {
             }
         }
         self.managers.remove(manager);
-        if self.managers.is_empty() {
-            self.start_manager();
-        }
     }
 
     /// Something goes wrong.
     fn disturb(&mut self) {
         let kind = self.random.u32(0..20);
         let any = self.random.usize(0..1 << 20);
-        let manager = any % self.managers.len();
+        // While there is no manager, nothing else needs to go wrong.
+        let Some(manager) = any.checked_rem(self.managers.len()) else { return };
         match kind {
-            0..2 => self.crash(manager),
+            0..2 => {
+                let meanwhile = [0, 0, 1, 3][any % 4];
+                self.next_manager = self.script.len() - meanwhile.min(self.script.len());
+                self.crash(manager);
+            }
             15 => {
                 if self.managers.len() < 2 {
                     self.start_manager();
@@ -631,11 +641,6 @@ fn fault(code: u16, reason: &str) -> Answer {
 /// Takes any of these out, if there is one.
 fn take_any<T>(all: &mut Vec<T>, any: usize) -> Option<T> {
     (!all.is_empty()).then(|| all.remove(any % all.len()))
-}
-
-/// Whether a conflict says that the object has changed, and a watch will report how.
-fn is_conditional(request: &Request) -> bool {
-    ["VirtualMachine", "VmReport"].map(kind).contains(&request.target.kind)
 }
 
 /// What can happen next between a manager and the API server.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Cause, Facts, Finding, instant, neighbours, of_condition, owner_of,
     pod::not_ready,
-    taint::{NOT_READY, is_cordoned, untolerated},
+    taint::{NOT_READY, OF_CONDITIONS, is_cordoned, untolerated},
     terms::NodeWish,
     time, volume,
 };
@@ -146,6 +146,11 @@ fn tainted(pod: &Object, node: &Node) -> Option<Finding> {
     let (name, taint) = (node.name_any(), untolerated(pod, node)?);
     if NOT_READY.contains(&taint.key.as_str()) {
         return Some(not_ready(&name, node));
+    }
+    if let Some((_, condition, what, todo)) = OF_CONDITIONS.iter().find(|(key, ..)| *key == taint.key) {
+        let text = format!("node {name} {what} ({condition}), so it takes no Pod");
+        let found = Finding::new(Cause::Tainted, text, format!("{todo}: kubectl describe node {name}"));
+        return Some(found.at("Node: status.conditions"));
     }
     let value = taint.value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
     let told = format!("{}{value}:{}", taint.key, taint.effect);

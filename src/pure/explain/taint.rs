@@ -9,6 +9,36 @@ const CORDONED: &str = "node.kubernetes.io/unschedulable";
 /// The taints that the cluster sets for nodes that are not ready.
 pub(super) const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
+/// The taints that Kubernetes gives a node with a condition, and takes away with it
+/// (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-nodes-by-condition>): the condition, what it says of the node,
+/// and what helps.
+pub(super) const OF_CONDITIONS: [(&str, &str, &str, &str); 4] = [
+    (
+        "node.kubernetes.io/memory-pressure",
+        "MemoryPressure",
+        "is short of memory",
+        "free memory there (stop a VM), or add a node",
+    ),
+    (
+        "node.kubernetes.io/disk-pressure",
+        "DiskPressure",
+        "is short of disk space",
+        "free space on its disk, or add a node",
+    ),
+    (
+        "node.kubernetes.io/pid-pressure",
+        "PIDPressure",
+        "is short of process IDs",
+        "end processes there (stop a VM), or add a node",
+    ),
+    (
+        "node.kubernetes.io/network-unavailable",
+        "NetworkUnavailable",
+        "has no network for Pods",
+        "see what the cluster's network plugin says there",
+    ),
+];
+
 /// Whether `kubectl cordon` was used on a node.
 pub(super) fn is_cordoned(node: &Node) -> bool {
     node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))

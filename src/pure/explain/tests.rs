@@ -339,6 +339,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     // A node would do that takes no Pods, or not this one.
     (Cause::Cordoned, |f| { pending(f, "x"); larger(f, json!({ "unschedulable": true })); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); },
         "node node-2 is cordoned, and no open node has enough cpu for Pod apple (Node: spec.unschedulable, since 2027-01-15T06:00:00Z) -> kubectl uncordon node-2"),
+    // Kubernetes takes this taint away by itself: whoever removes it has it again at once.
+    (Cause::Tainted, |f| { pending(f, "x"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule" }]); }, "node node-1 is short of memory (MemoryPressure), so it takes no Pod"),
     (Cause::Tainted, |f| { pending(f, "x"); larger(f, json!({ "taints": [{ "key": "team", "effect": "NoSchedule" }] }));
         f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); },
         "node node-2 has the taint team:NoSchedule, which Pod apple does not tolerate, and no open node has enough vmoperator.jdrupes.org/kvm for Pod apple"),

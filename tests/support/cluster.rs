@@ -132,7 +132,8 @@ impl Cluster {
         TestNamespace { cluster: self, name }
     }
 
-    fn order(&self, line: &str) {
+    /// Tells the cluster's supervisor something, a line: who begins and ends, or a fault (tests/xtask/faults.rs).
+    pub fn order(&self, line: &str) {
         if let Some(orders) = &mut *self.orders.lock().expect("no panic while writing a line") {
             // A supervisor that has ended has printed its reason.
             let _ = writeln!(orders, "{line}");

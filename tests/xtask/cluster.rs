@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::binaries::Binaries;
 use crate::components::{NodePlan, Plan};
+use crate::faults;
 use crate::inside::Report;
 use crate::network::Network;
 use crate::node::INSIDE;
@@ -161,7 +162,10 @@ async fn supervise(
             return Ok(());
         }
         match events.recv().await {
-            Some(Event::Order(line)) => failed.order(&line),
+            Some(Event::Order(line)) => match line.strip_prefix(faults::ORDER) {
+                Some(fault) => writeln!(input, "{fault}").context("passing on a fault")?,
+                None => failed.order(&line),
+            },
             Some(Event::InputEnd) => input_ended = true,
             Some(Event::Signal) => signal_seen = true,
             Some(Event::Report(Report::Started)) => {

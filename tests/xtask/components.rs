@@ -1,7 +1,7 @@
 //! Starting the components, seeing to it that they live, and saying what their logs say when they do not.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -47,39 +47,56 @@ pub struct NodePlan {
     pub pause_image: PathBuf,
 }
 
-/// The running components.
+/// A component: how it is started, and its process while it runs.
+struct Component {
+    name: String,
+    program: PathBuf,
+    args: Vec<String>,
+    process: Option<Child>,
+}
+
+/// The components of a cluster.
 pub struct Components {
     plan: Plan,
-    running: Vec<(String, Child)>,
+    all: Vec<Component>,
 }
 
 impl Components {
     /// Nothing runs yet.
     pub fn new(plan: Plan) -> Result<Self> {
         make_dir(&plan.dir.join("logs"))?;
-        Ok(Self { plan, running: vec![] })
+        Ok(Self { plan, all: vec![] })
     }
 
     /// Starts a program of Kubernetes, if the machine has it.
     pub fn start_kubernetes(&mut self, name: &str, args: &[String]) -> Result<()> {
         match self.plan.binaries.get(name).cloned() {
-            Some(program) => {
-                self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL"]).arg(program).args(args))
-            }
+            Some(program) => self.start(name, program, args),
             None => Ok(()),
         }
     }
 
     /// Starts a program of the machine.
     pub fn start_program(&mut self, name: &str, args: &[String]) -> Result<()> {
-        self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL", name]).args(args))
+        self.start(name, name.into(), args)
     }
 
-    // setpriv: whichever way this process ends, the kernel ends the component too.
-    fn start(&mut self, name: &str, command: &mut Command) -> Result<()> {
+    fn start(&mut self, name: &str, program: PathBuf, args: &[String]) -> Result<()> {
         let log = self.log(name);
-        let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
-        let child = command
+        File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+        let process = Some(self.spawn(name, &program, args)?);
+        self.all.push(Component { name: name.to_owned(), program, args: args.to_vec(), process });
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, program: &Path, args: &[String]) -> Result<Child> {
+        let log = self.log(name);
+        let file = File::options().append(true).open(&log).with_context(|| format!("opening {}", log.display()))?;
+        // Whichever way this process ends, the kernel ends the component too.
+        Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program)
+            .args(args)
             .current_dir(&self.plan.dir)
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
@@ -88,9 +105,32 @@ impl Components {
             .env("NO_PROXY", "*")
             .env("no_proxy", "*")
             .spawn()
-            .with_context(|| format!("starting {name}"))?;
-        self.running.push((name.to_owned(), child));
+            .with_context(|| format!("starting {name}"))
+    }
+
+    /// Kills a component. It stays away until [`Self::start_again`].
+    pub async fn kill(&mut self, name: &str) -> Result<()> {
+        let component = self.all.iter_mut().find(|component| component.name == name);
+        let component = component.with_context(|| format!("there is no component {name}"))?;
+        if let Some(mut process) = component.process.take() {
+            process.kill().await.with_context(|| format!("killing {name}"))?;
+        }
         Ok(())
+    }
+
+    /// Starts a component that was killed as it was started first, with `more` arguments.
+    pub fn start_again(&mut self, name: &str, more: &[String]) -> Result<()> {
+        let index = self.all.iter().position(|component| component.name == name);
+        let index = index.with_context(|| format!("there is no component {name}"))?;
+        let Component { program, args, .. } = &self.all[index];
+        let process = self.spawn(name, program, &[args, more].concat())?;
+        self.all[index].process = Some(process);
+        Ok(())
+    }
+
+    /// The processes of the components that run.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        self.all.iter().filter_map(|component| component.process.as_ref()?.id())
     }
 
     fn log(&self, name: &str) -> PathBuf {
@@ -99,9 +139,10 @@ impl Components {
 
     /// An error with the last words of a component that has ended.
     pub fn check(&mut self) -> Result<()> {
-        for index in 0..self.running.len() {
-            let (name, child) = &mut self.running[index];
-            if let Some(status) = child.try_wait().with_context(|| format!("asking for the state of {name}"))? {
+        for index in 0..self.all.len() {
+            let Component { name, process, .. } = &mut self.all[index];
+            let Some(process) = process else { continue };
+            if let Some(status) = process.try_wait().with_context(|| format!("asking for the state of {name}"))? {
                 let name = name.clone();
                 bail!("{name} has ended ({status}); its log ends with:\n{}", self.last_words(&name));
             }

@@ -10,6 +10,7 @@ use rustix::process::{WaitOptions, wait};
 use serde::{Deserialize, Serialize};
 
 use crate::components::{Components, Plan};
+use crate::faults;
 use crate::node;
 
 /// What it tells its supervisor, a line each.
@@ -50,9 +51,12 @@ pub fn run() -> Result<()> {
             }
         }
         report(&Report::Ready)?;
+        let mut ordered = faults::ordered();
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            components.check()?;
+            tokio::select! {
+                Some(fault) = ordered.recv() => fault?.happen(&mut components).await?,
+                () = tokio::time::sleep(Duration::from_secs(1)) => components.check()?,
+            }
         }
     });
     match result {

@@ -8,6 +8,7 @@ mod chart;
 mod cluster;
 mod components;
 mod demo;
+mod faults;
 mod guest;
 mod images;
 mod inside;

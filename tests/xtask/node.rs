@@ -133,10 +133,18 @@ fn is_ready(node: &Node) -> Option<()> {
 }
 
 fn ctr_import(image: &Path) -> Result<()> {
-    run(Command::new("ctr")
-        .args(["-a", &format!("{INSIDE}/containerd.sock"), "-n", "k8s.io", "images", "import"])
-        .arg(image))
-    .map(drop)
+    run(ctr().args(["-n", "k8s.io", "images", "import"]).arg(image)).map(drop)
+}
+
+fn ctr() -> Command {
+    let mut ctr = Command::new("ctr");
+    ctr.args(["-a", &format!("{INSIDE}/containerd.sock")]);
+    ctr
+}
+
+/// Waits until containerd answers: without it the kubelet ends.
+pub async fn wait_for_containerd(components: &mut Components) -> Result<()> {
+    components.wait("containerd", "its socket", async || run(ctr().arg("version")).ok()).await.map(drop)
 }
 
 /// All hierarchies of control groups that this machine has; with version 2 there is one.

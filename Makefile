@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz sim sim-planted lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist sbom reproducible cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz sim sim-planted e2e-faults lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist sbom reproducible cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ fuzz: ## Test random templates and VMs, and what the runner reads, for an hour e
 
 sim: ## Simulate the manager in many random scenarios (SIM_SEEDS, SIM_FIRST), or in one (SEED)
 	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-2000} cargo test --profile sim --no-default-features --features manager --test sim -- --nocapture $(if $(SEED),random_scenarios)
+
+e2e-faults: ## Kill kubelet, containerd, API server, etcd, manager and node below guests, and take memory away (as root, ten minutes)
+	cargo static-test --test node -- --ignored --nocapture --test-threads 1 faults::
 
 sim-planted: ## Plant bugs in a copy of the source, one after the other: the simulation must find each
 	tests/sim/planted.sh

@@ -10,6 +10,8 @@ mod commands;
 mod devices;
 #[path = "node/explain.rs"]
 mod explain;
+#[path = "node/faults.rs"]
+mod faults;
 #[path = "node/helpers.rs"]
 mod helpers;
 #[path = "node/mended.rs"]

@@ -178,14 +178,16 @@ pub fn that_goes_with_pod<'a>(vm: &VirtualMachine, observed: &'a Observed, pod: 
     claims.find(|claim| claim.deleting.is_some() && !is_given_up(vm, &claim.uid))
 }
 
-/// Whether this Pod of the VM mounts a claim that is the VM's and that its status does not name yet. If that claim is gone one day, only the status
-/// says that a guest has had it, so that no empty one takes its place.
-pub fn mounts_unrecorded(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], pod: &Object) -> bool {
+/// The names of the claims that this Pod of the VM mounts, and that are the VM's, but that its status does not name yet. When such a claim is gone, only
+/// the status says that a guest has had it, so that no empty one takes its place.
+pub fn unrecorded(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], pod: &Object) -> Vec<String> {
     let is_recorded = |claim: &ClaimStatus| known(vm, &claim.name).is_some_and(|known| known.uid == claim.uid);
     let is_mounted = |claim: &ClaimStatus| pod.mounted_claims().any(|(mounted, _)| mounted == claim.name);
     let goes_with_pod = |claim: &ClaimStatus| pod.ephemeral_claims().any(|own| own == claim.name);
-    let mut claims = claims(vm, observed, rendered, &[]).into_iter();
-    claims.any(|claim| claim.uid.is_some() && is_mounted(&claim) && !goes_with_pod(&claim) && !is_recorded(&claim))
+    let claims = claims(vm, observed, rendered, &[]).into_iter();
+    let unrecorded =
+        claims.filter(|claim| claim.uid.is_some() && is_mounted(claim) && !goes_with_pod(claim) && !is_recorded(claim));
+    unrecorded.map(|claim| claim.name).collect()
 }
 
 /// Whether the claim had no volume and could not become as the spec wants it when the manager saw it last, so that a person was told to delete

@@ -123,6 +123,7 @@ impl Plan {
         match part {
             Part::AgentsImage => self.steps.iter_mut().for_each(|step| step.retain(|action| !action.is_image())),
             Part::Restart => self.keep_up(),
+            Part::Deletions => self.steps.iter_mut().for_each(|step| step.retain(|action| !action.is_delete())),
             Part::Everything => self.steps.iter_mut().for_each(Vec::clear),
         }
     }
@@ -250,25 +251,26 @@ impl<'a> Planner<'a> {
         if self.plan.would_stay_down(self.rendered.unwrap_or_default()) {
             self.plan.keep_up();
         }
-        self.hold_guests_for_status();
+        let unrecorded = self.unrecorded_claims();
+        // Nothing else would say that a guest has had it.
+        if unrecorded.iter().any(|claim| self.observed.claim(claim).is_some_and(|claim| claim.deleting.is_some())) {
+            self.plan.leave_out(Part::Deletions);
+        }
         let mut plan = self.plan;
-        plan.preconditions = preconditions(self.vm, self.observed, &plan, self.adopts);
+        plan.preconditions = preconditions(self.vm, self.observed, &plan, self.adopts, !unrecorded.is_empty());
         plan
     }
 
-    /// Deletes nothing that runs a guest before the status names the claims that its Pod mounts. A claim may go with the Pod, and then the status
-    /// alone says that a guest has had it. It is written with this plan; what is to go goes when the watch reports it.
-    fn hold_guests_for_status(&mut self) {
-        let Some(rendered) = self.rendered else { return };
+    /// The claims that guests have, that may go with the Pods that the plan deletes, and that the status does not name yet.
+    fn unrecorded_claims(&self) -> Vec<String> {
+        let Some(rendered) = self.rendered else { return Vec::new() };
         let guests: Vec<_> = self.instances.guests().chain(self.instances.makers()).map(|object| &object.uid).collect();
         let ends_guest = |action: &Action| matches!(action, Action::Delete { uid, .. } if guests.contains(&uid));
-        let is_unrecorded = || {
-            let mut pods = self.instances.guests();
-            pods.any(|pod| claims::mounts_unrecorded(self.vm, self.observed, rendered, pod))
-        };
-        if self.plan.steps.iter().flatten().any(ends_guest) && is_unrecorded() {
-            self.plan.steps.iter_mut().for_each(|step| step.retain(|action| !ends_guest(action)));
+        if !self.plan.steps.iter().flatten().any(ends_guest) {
+            return Vec::new();
         }
+        let of_pod = |pod| claims::unrecorded(self.vm, self.observed, rendered, pod);
+        self.instances.guests().flat_map(|pod| of_pod(pod)).collect()
     }
 
     fn is_up_wanted(&self) -> bool {

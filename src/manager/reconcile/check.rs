@@ -64,6 +64,7 @@ impl Reconciler {
             Fact::RestartPossible => {
                 cluster.check_restart(vm, view.plannable().unwrap_or_default()).await.map(|()| true)
             }
+            Fact::HasFailed => Ok(turn.failures > 0),
             Fact::VmCurrent => cluster.is_current(vm).await,
             Fact::ReportsCurrent => cluster.are_reports_current(vm, &view.observed).await,
             Fact::ClaimsStay(claims) => Ok(cluster.deleted_claim(vm, claims).await?.is_none()),

@@ -75,6 +75,11 @@ impl Action {
         matches!(self, Self::Image { .. })
     }
 
+    /// Whether the action deletes something.
+    pub fn is_delete(&self) -> bool {
+        matches!(self, Self::Delete { .. })
+    }
+
     /// The object that is written.
     pub fn key(&self) -> &ObjectKey {
         match self {

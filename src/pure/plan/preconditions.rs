@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | gives the VM's agent another image | that its turn has come | the agent keeps its image until then |
 //! | takes a guest down for a restart | that its cloud-init data may be used, and that its next Pod could start | the guest stays up, the rest is done, and the reason is reported |
+//! | ends a guest that has a claim which the status does not name | that the status can't be written: nobody waits for that | nothing is deleted before the status, which is written with the plan |
 //! | adopts an object, starts a VM again, or deletes a Pod although no person wants that | that VM and reports are as they were observed | nothing is done |
 //! | deletes a Pod although no person wants that | that no claim goes with it | nothing is done |
 //! | creates a claim | that no such claim exists | nothing is done, and the VM is reconciled again soon |
@@ -46,6 +47,8 @@ pub enum Fact {
     },
     /// What runs the guest after a restart exists, or could be created.
     RestartPossible,
+    /// A reconcile of the VM has just failed, and its status with it perhaps: it is not waited for.
+    HasFailed,
     /// The API server has the VM as it is here, and it is not being deleted.
     VmCurrent,
     /// The API server has the VM's reports as they were observed: the last one may say that the guest has shut itself down.
@@ -72,6 +75,8 @@ pub enum Part {
     AgentsImage,
     /// What takes a guest down for a restart.
     Restart,
+    /// All deletions.
+    Deletions,
     /// All actions.
     Everything,
 }
@@ -82,6 +87,9 @@ impl Fact {
         match self {
             Self::AgentsTurn => "other agents are replaced now: the agent keeps its image until its turn comes",
             Self::SourcesAllowed { .. } => "the cloud-init data can't be used",
+            Self::HasFailed => {
+                "the status does not name all claims of the guest yet: nothing is deleted before it does"
+            }
             Self::RestartPossible => "the guest would not start again: it stays up",
             Self::VmCurrent => {
                 "the API server has another version of the VM, or none: it adopts nothing, is not started, and the Pod is kept"
@@ -95,9 +103,16 @@ impl Fact {
     }
 }
 
-/// The preconditions of a plan. `adopts` says whether an object without an owner becomes the VM's. The garbage collector takes owners away from
+/// The preconditions of a plan. `forgets` says whether it may end a guest with a claim that the status does not name: after that only the status could
+/// say that a guest has had it. `adopts` says whether an object without an owner becomes the VM's. The garbage collector takes owners away from
 /// what a VM leaves (`kubectl delete --cascade=orphan`), and the watch of VMs may report that deletion later than the watch of the objects.
-pub(super) fn preconditions(vm: &VirtualMachine, observed: &Observed, plan: &Plan, adopts: bool) -> Vec<Precondition> {
+pub(super) fn preconditions(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    plan: &Plan,
+    adopts: bool,
+    forgets: bool,
+) -> Vec<Precondition> {
     let actions = || plan.steps.iter().flatten();
     let leave_out = |part, fact| Precondition { fact, otherwise: Otherwise::LeaveOut(part) };
     let wait = |pause, fact| Precondition { fact, otherwise: Otherwise::Wait(pause) };
@@ -109,6 +124,9 @@ pub(super) fn preconditions(vm: &VirtualMachine, observed: &Observed, plan: &Pla
     if actions().any(Action::restarts) {
         let facts = [Fact::SourcesAllowed { is_restart: true }, Fact::RestartPossible];
         all.extend(facts.map(|fact| leave_out(Part::Restart, fact)));
+    }
+    if forgets {
+        all.push(leave_out(Part::Deletions, Fact::HasFailed));
     }
     let makes_running = actions().any(Action::makes_running);
     if adopts || makes_running && is_known(vm) || !unwanted.is_empty() {

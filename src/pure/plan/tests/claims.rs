@@ -182,24 +182,36 @@ fn decide_with(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered]) 
 #[test]
 fn nothing_is_deleted_before_the_status_names_the_claims_that_the_pod_mounts() {
     let claims = |uid: &str| json!([{ "name": "apple-core-disk", "uid": uid }, { "name": "apple-runner-data", "uid": "PersistentVolumeClaim-apple-runner-data" }]);
-    let is_deleted = |status: Value, edit: &dyn Fn(&mut Value)| {
+    // Whether the Pod is deleted, and whether that presumes that the status can't be written.
+    let decision = |status: Value, edit: &dyn Fn(&str, &mut Value)| {
         let vm = vm(|vm| {
             vm["spec"]["vm"]["state"] = json!("Stopped");
             set_by("Update", vm);
             vm["status"] = status;
         });
-        let observed = cluster(&vm, on_pod(edit));
+        let observed = cluster(&vm, edit);
         let plan = super::super::plan(&vm, &observed, Some(&rendered(&vm, &observed)));
-        let deletes = short(&plan).iter().any(|step| step.contains("delete Pod apple"));
         assert!(plan.waits.iter().any(|wait| matches!(wait, Wait::Gone(_))), "it is to go");
-        deletes
+        let is_deleted = short(&plan).iter().any(|step| step.contains("delete Pod apple"));
+        (is_deleted, facts(&plan).contains(&Fact::HasFailed))
     };
+    let (certainly, if_it_fails, never) = ((true, false), (true, true), (false, true));
+    let as_it_is = |_: &str, _: &mut Value| ();
     let known = || json!({ "claims": claims("PersistentVolumeClaim-apple-core-disk") });
-    assert!(is_deleted(known(), &|_| ()));
-    assert!(!is_deleted(json!({}), &|_| ()), "no status was written yet");
-    assert!(!is_deleted(json!({ "claims": claims("another") }), &|_| ()), "the claim was made anew");
-    let of_other_volumes = |pod: &mut Value| pod["spec"]["volumes"] = json!([]);
-    assert!(is_deleted(json!({}), &of_other_volumes), "a Pod that mounts none");
-    let ended = |pod: &mut Value| pod["status"] = json!({ "phase": "Failed" });
-    assert!(!is_deleted(json!({}), &ended), "its guest had them");
+    assert_eq!(decision(known(), &as_it_is), certainly);
+    assert_eq!(decision(json!({}), &as_it_is), if_it_fails, "no status was written yet");
+    assert_eq!(decision(json!({ "claims": claims("another") }), &as_it_is), if_it_fails, "the claim was made anew");
+    let of_other_volumes = |kind: &str, object: &mut Value| {
+        if kind == "Pod" {
+            object["spec"]["volumes"] = json!([]);
+        }
+    };
+    assert_eq!(decision(json!({}), &of_other_volumes), certainly, "a Pod that mounts none");
+    let going = |kind: &str, object: &mut Value| {
+        if kind == "PersistentVolumeClaim" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:50Z");
+        }
+    };
+    assert_eq!(decision(json!({}), &going), never, "it goes with the Pod");
+    assert_eq!(decision(known(), &going), certainly, "that is known");
 }

@@ -1,17 +1,21 @@
 //! What must hold after each step, whatever happens.
 
+mod at_rest;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
+pub use self::at_rest::at_rest;
 use crate::{
     api::{
         kinds::{kind, kinds},
         request::Target,
         store::{Change, Store},
     },
+    manager::NAMESPACE,
     people::{is_persons, is_restored},
-    world::{Guest, Power, World, has_ended, is_deleting, mounted, uid},
+    world::{Guest, World, has_ended, is_deleting, kubelet::needed, mounted, uid},
 };
 
 /// What the checks remember.
@@ -19,6 +23,10 @@ use crate::{
 pub struct Invariants {
     /// The UID of the claim on which a VM (by its UID) has the disk with that name, since a guest has run with it.
     disks: BTreeMap<(String, String), String>,
+    /// The name of the VM of which a guest has run with a claim (by its UID).
+    users: BTreeMap<String, String>,
+    /// The last Pod of a VM (by its UID) of which the guest has shut itself down, and stays down.
+    shut_down: BTreeMap<String, String>,
 }
 
 /// An object before and after a write of the manager.
@@ -26,6 +34,8 @@ pub struct Written<'a> {
     pub target: &'a Target,
     pub before: Option<Arc<Value>>,
     pub after: Option<Arc<Value>>,
+    /// The version that the API server had when the manager sent it.
+    pub since: u64,
 }
 
 impl Invariants {
@@ -34,10 +44,16 @@ impl Invariants {
         if written.before == written.after {
             return Ok(());
         }
+        is_of_known(written, store)?;
         claim_is_kept(written)?;
         foreign_is_untouched(written)?;
         spec_is_untouched(written)?;
+        stopped_as_known(written, store)?;
+        pod_can_start(written, store)?;
+        status_goes_on(written)?;
         pod_writes_alone(written, store)?;
+        self.claim_stays_with_pod(written, store, world)?;
+        self.shut_down_stays_down(written, store)?;
         guest_is_ended_for_a_reason(written, store, world)
     }
 
@@ -45,6 +61,7 @@ impl Invariants {
     pub fn state(&mut self, store: &Store, world: &World) -> Result<(), String> {
         one_guest_for_each_vm(world)?;
         one_writer_for_each_claim(world)?;
+        self.note_shutdowns(world);
         self.disks_stay(store, world)
     }
 
@@ -65,43 +82,69 @@ impl Invariants {
                     ));
                 }
                 known.clone_from(uid);
+                let user = self.users.entry(uid.clone()).or_insert_with(|| name.clone());
+                if user != name {
+                    return Err(format!("the claim {claim} has the data of {user}, and the guest of {name} uses it"));
+                }
             }
         }
         Ok(())
     }
 
-    /// What must hold when nothing has happened for long.
-    pub fn at_rest(store: &Store, world: &World) -> Result<(), String> {
-        for (target, vm) in store.of("VirtualMachine") {
-            let is_owner_of = |object: Option<&Value>| {
-                let owners = object.map(|object| &object["metadata"]["ownerReferences"]).and_then(Value::as_array);
-                owners.into_iter().flatten().any(|owner| owner["uid"] == vm["metadata"]["uid"])
-            };
-            let booted = || world.guests.values().filter(|guest| guest.power == Power::Booted);
-            let in_own_pod = booted().any(|guest| is_owner_of(store.get(&guest.pod)));
-            // One in a Pod whose owner was taken away counts, too.
-            let claims = format!("{}-", target.name);
-            let on_own_claim = booted().flat_map(|guest| &guest.claims).any(|(name, ..)| name.starts_with(&claims));
-            let conditions = vm["status"]["conditions"].as_array().into_iter().flatten();
-            let is_true = |name: &str| {
-                conditions.clone().any(|condition| condition["type"] == name && condition["status"] == "True")
-            };
-            if is_true("Running") && !(in_own_pod || on_own_claim) || !is_true("Running") && in_own_pod {
-                return Err(format!(
-                    "the status of {} says Running={}, and its guest runs: {in_own_pod}",
-                    target.name,
-                    is_true("Running")
-                ));
-            }
-            let wants = vm["spec"]["vm"]["state"] == "Running";
-            if is_true("Ready") && wants != (in_own_pod || on_own_claim) {
-                return Err(format!(
-                    "{} is Ready, its state should be Running: {wants}, and its guest runs: {in_own_pod}",
-                    target.name
-                ));
-            }
+    fn note_shutdowns(&mut self, world: &World) {
+        for (pod, guest) in
+            world.guests.iter().filter(|(_, guest)| guest.is_of_vm && guest.has_said_that_it_stays_down())
+        {
+            self.shut_down.insert(guest.vm.1.clone(), pod.clone());
         }
-        Ok(())
+    }
+
+    /// The manager deletes no Pod for its own reasons, or to restart its guest, with which a claim goes that somebody has deleted.
+    fn claim_stays_with_pod(&self, written: &Written<'_>, store: &Store, world: &World) -> Result<(), String> {
+        let Some(pod) = written.before.as_ref().filter(|pod| written.target.kind == kind("Pod") && !is_deleting(pod))
+        else {
+            return Ok(());
+        };
+        let is_deleted = written.after.as_ref().is_none_or(|after| is_deleting(after));
+        let owner = pod["metadata"]["ownerReferences"][0]["uid"].as_str().unwrap_or_default();
+        let is_shut_down =
+            self.shut_down.get(owner) == Some(&uid(pod)) || world.guests.get(&uid(pod)).is_some_and(Guest::stays_down);
+        if !is_deleted || is_shut_down || may_end(written.since, store, owner) {
+            return Ok(());
+        }
+        let is_going = |claim: &Target| {
+            let changes = store.changes.iter().rev().filter(|change| change.target == *claim);
+            let mut going = changes.take_while(|change| change.after.as_ref().is_some_and(|it| is_deleting(it)));
+            is_claim(claim)
+                && !is_runner_data(&claim.name)
+                && going.any(|change| change.version + BEHIND < written.since)
+        };
+        match needed(written.target, pod).iter().find(|claim| is_going(claim)) {
+            Some(claim) => Err(format!(
+                "the manager has deleted the Pod {}, and with it goes the claim {}",
+                written.target.name, claim.name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// A VM that is to stay down when its guest shuts itself down is started again only if somebody wants that.
+    fn shut_down_stays_down(&self, written: &Written<'_>, store: &Store) -> Result<(), String> {
+        let (None, Some(made)) = (&written.before, &written.after) else { return Ok(()) };
+        if written.target.kind != kind("Pod") {
+            return Ok(());
+        }
+        let owner = made["metadata"]["ownerReferences"][0]["uid"].as_str().unwrap_or_default();
+        let Some(pod) = self.shut_down.get(owner) else { return Ok(()) };
+        let made = made_at(pod, store);
+        // A restart may have been wanted shortly before the Pod was made from an older view.
+        let is_start = |change: &Change, before: &Value, after: &Value| {
+            restarted(before) != restarted(after) || change.version > made && is_started(before, after)
+        };
+        if changes_since(made, store, owner).any(|(change, before, after)| is_start(change, before, after)) {
+            return Ok(());
+        }
+        Err(format!("the manager has made the Pod {}, although the guest before shut itself down", written.target.name))
     }
 }
 
@@ -135,6 +178,19 @@ fn one_writer_for_each_claim(world: &World) -> Result<(), String> {
     }
 }
 
+/// A write that arrives late does not take effect on an object that was made after it was sent: it was meant for another one of that name.
+fn is_of_known(written: &Written<'_>, store: &Store) -> Result<(), String> {
+    let Some(before) = &written.before else { return Ok(()) };
+    if made_at(&uid(before), store) <= written.since {
+        return Ok(());
+    }
+    Err(format!(
+        "a write that was sent before {} {} was made has changed it",
+        kinds()[written.target.kind].name,
+        written.target.name
+    ))
+}
+
 fn is_claim(target: &Target) -> bool {
     target.kind == kind("PersistentVolumeClaim")
 }
@@ -151,7 +207,10 @@ fn claim_is_kept(written: &Written<'_>) -> Result<(), String> {
 
 /// The manager changes nothing that others have made, but for the VMs' status and a claim that it takes.
 fn foreign_is_untouched(written: &Written<'_>) -> Result<(), String> {
-    let may_change = is_claim(written.target) || written.target.kind == kind("VirtualMachine");
+    // Nobody has said of a claim without the annotation whose it is.
+    let is_offered = |claim: &Value| !claim["metadata"]["annotations"]["vmoperator.jdrupes.org/vm"].is_null();
+    let may_change = is_claim(written.target) && written.before.as_ref().is_none_or(|claim| is_offered(claim))
+        || written.target.kind == kind("VirtualMachine");
     match &written.before {
         Some(before) if !may_change && is_persons(before) => Err(format!(
             "the manager has changed {} {}, which a person made",
@@ -180,7 +239,7 @@ fn spec_is_untouched(written: &Written<'_>) -> Result<(), String> {
         }
         if after["spec"]["vm"]["state"] == "Stopped" {
             object.pointer_mut("/spec/vm/state").map(Value::take);
-            object.pointer_mut("/metadata/annotations").map(Value::take);
+            object["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
         }
         object.as_object_mut().map(|object| object.remove("status"));
         object
@@ -212,6 +271,120 @@ fn pod_writes_alone(written: &Written<'_>, store: &Store) -> Result<(), String> 
     Ok(())
 }
 
+/// The manager stops a VM, because its guest has shut itself down, only if the VM is to stay down then, and as it knows it.
+fn stopped_as_known(written: &Written<'_>, store: &Store) -> Result<(), String> {
+    let (Some(before), Some(after)) = (&written.before, &written.after) else { return Ok(()) };
+    let state = |vm: &Value| vm["spec"]["vm"]["state"].clone();
+    if written.target.kind != kind("VirtualMachine") || state(before) == state(after) {
+        return Ok(());
+    }
+    let mut later = store.changes.iter().rev().take_while(|change| change.version > written.since);
+    // The last change is this one.
+    let is_known = later.by_ref().filter(|change| change.target == *written.target).nth(1).is_none();
+    if is_known && before["spec"]["guestShutdownStops"] == true {
+        return Ok(());
+    }
+    Err(format!("the manager has stopped {}, which has changed or is to run on", written.target.name))
+}
+
+/// Whether the VM with that UID is gone or going, or was to be down, in a version or shortly before it.
+fn may_end(version: u64, store: &Store, vm: &str) -> bool {
+    let of_vm = |object: &Arc<Value>| object["metadata"]["uid"] == vm;
+    let states = store.changes.iter().filter(|change| of_vm(&change.last));
+    let last = |until: u64| {
+        let known = states.clone().filter(|change| change.version <= until).last();
+        known.and_then(|change| change.after.as_ref())
+    };
+    let runs = |vm: &Value| vm["spec"]["vm"]["state"] == "Running" && !is_deleting(vm);
+    let lately = states.clone().filter(|change| change.version + BEHIND > version);
+    let mut lately = lately.map(|change| change.after.as_ref()).chain([last(version.saturating_sub(BEHIND))]);
+    lately.any(|vm| vm.is_none_or(|vm| !runs(vm)))
+}
+
+/// In which version an object was made.
+fn made_at(uid_of: &str, store: &Store) -> u64 {
+    let is_it = |change: &&Change| change.after.as_ref().is_some_and(|object| object["metadata"]["uid"] == uid_of);
+    store.changes.iter().find(is_it).map_or(0, |change| change.version)
+}
+
+/// For which request a VM is restarted.
+fn restarted(vm: &Value) -> &Value {
+    &vm["metadata"]["annotations"]["vmoperator.jdrupes.org/restartedAt"]
+}
+
+/// Whether somebody has started a VM, or does not want any more that it stays down when its guest shuts itself down.
+fn is_started(before: &Value, after: &Value) -> bool {
+    let is_wanted = |vm: &Value| vm["spec"]["vm"]["state"] == "Running";
+    !is_wanted(before) && is_wanted(after) || after["spec"]["guestShutdownStops"] != true
+}
+
+/// The changes of the VM with that UID since a version, or shortly before, as it was before and after each.
+fn changes_since<'a>(
+    version: u64,
+    store: &'a Store,
+    vm: &'a str,
+) -> impl Iterator<Item = (&'a Change, &'a Value, &'a Value)> {
+    let later = store.changes.iter().filter(move |change| change.version + BEHIND > version);
+    let changes = later.filter_map(|change| Some((change, &**change.before.as_ref()?, &**change.after.as_ref()?)));
+    changes.filter(move |(_, _, after)| after["metadata"]["uid"] == vm)
+}
+
+/// All that a Pod mounts, and that is not optional, is there and not being deleted when the manager makes the Pod, or was a moment ago.
+fn pod_can_start(written: &Written<'_>, store: &Store) -> Result<(), String> {
+    let (None, Some(made)) = (&written.before, &written.after) else { return Ok(()) };
+    if written.target.kind != kind("Pod") {
+        return Ok(());
+    }
+    let lately = written.since.saturating_sub(BEHIND);
+    let was_there = |target: &Target| {
+        let mut gone = store.changes.iter().rev().take_while(|change| change.version > lately);
+        store.get(target).is_some_and(|object| !is_deleting(object))
+            || gone.any(|change| change.target == *target && !change.before.as_ref().is_none_or(|it| is_deleting(it)))
+    };
+    match needed(written.target, made).into_iter().find(|target| !was_there(target)) {
+        Some(missing) => Err(format!(
+            "the manager has made the Pod {} without {} {}, which it mounts",
+            written.target.name,
+            kinds()[missing.kind].name,
+            missing.name
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Who writes a status knows the one before: the generation that it is about never goes back.
+fn status_goes_on(written: &Written<'_>) -> Result<(), String> {
+    let (Some(before), Some(after)) = (&written.before, &written.after) else { return Ok(()) };
+    let generation = |vm: &Value| vm["status"]["observedGeneration"].as_i64().unwrap_or(-1);
+    if written.target.kind != kind("VirtualMachine") || generation(after) >= generation(before) {
+        return Ok(());
+    }
+    Err(format!(
+        "the status of {} was about the generation {} and now is about {}",
+        written.target.name,
+        generation(before),
+        generation(after)
+    ))
+}
+
+/// What the garbage collector is about to delete: not the guest of a VM that was deleted without what it owns.
+pub fn collected(target: &Target, store: &Store, world: &World) -> Result<(), String> {
+    let guest = store.get(target).and_then(|pod| world.guests.get(&uid(pod)));
+    let Some(guest) = guest.filter(|guest| guest.is_of_vm && !guest.power.is_down()) else { return Ok(()) };
+    let is_orphaning = |vm: &Value| {
+        vm["metadata"]["finalizers"].as_array().is_some_and(|all| all.iter().any(|finalizer| finalizer == "orphan"))
+    };
+    let of_vm = |object: &&Arc<Value>| object["metadata"]["uid"] == guest.vm.1;
+    let mut states = store.changes.iter().filter_map(|change| change.after.as_ref()).filter(of_vm);
+    if states.any(|vm| is_orphaning(vm)) {
+        return Err(format!(
+            "{} was deleted without what it owns, and its Pod {} is deleted nevertheless",
+            guest.vm.0, target.name
+        ));
+    }
+    Ok(())
+}
+
 /// How many changes the manager's view may be behind when it makes a Pod.
 const BEHIND: u64 = 40;
 
@@ -223,11 +396,9 @@ fn guest_is_ended_for_a_reason(written: &Written<'_>, store: &Store, world: &Wor
     if guest.power.is_down() {
         return Ok(());
     }
-    let is_it = |object: &Option<Arc<Value>>| object.as_ref().is_some_and(|object| uid(object) == uid(pod));
-    let made = store.changes.iter().find(|change| is_it(&change.after)).map_or(0, |change| change.version);
+    let made = made_at(&uid(pod), store);
     let vm = Target::new(kind("VirtualMachine"), &guest.pod.namespace, &guest.vm.0);
     let later = store.changes.iter().filter(|change| change.target == vm && change.version + BEHIND > made);
-    let restarted = |object: &Value| object["metadata"]["annotations"]["vmoperator.jdrupes.org/restartedAt"].clone();
     let is_reason = |change: &Change| match (&change.before, &change.after) {
         (Some(before), Some(after)) => {
             is_deleting(after) || after["spec"]["vm"]["state"] != "Running" || restarted(before) != restarted(after)
@@ -250,6 +421,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::world::Power;
 
     fn target(kind_name: &str, name: &str) -> Target {
         Target::new(kind(kind_name), "vms", name)
@@ -297,6 +469,9 @@ mod tests {
         };
         assert_eq!((check("1"), check("1")), (Ok(()), Ok(())));
         breaks(check("2"), "had the claim core");
+        let other = guest("b", "pear", ("core", "1"));
+        let users = invariants.state(&Store::default(), &world(slice::from_ref(&other)));
+        breaks(users, "has the data of apple, and the guest of pear uses it");
     }
 
     /// What the manager must not write: an object before and after it.
@@ -304,7 +479,7 @@ mod tests {
     fn writes_of_what_is_not_the_managers_are_found() {
         let check = |target: &Target, before: Value, after: Value| {
             let some = |object: Value| (!object.is_null()).then(|| object.into());
-            let written = Written { target, before: some(before), after: some(after) };
+            let written = Written { target, before: some(before), after: some(after), since: 0 };
             Invariants::default().written(&written, &Store::default(), &World::default())
         };
         let claim = json!({ "metadata": { "uid": "1" } });
@@ -312,11 +487,115 @@ mod tests {
         let persons =
             json!({ "metadata": { "managedFields": [{ "manager": "kubectl-edit", "fieldsV1": { "f:data": {} } }] } });
         breaks(check(&target("ConfigMap", "m"), persons, json!({ "data": {} })), "which a person made");
-        let vm = |cpus: u32, state: &str, phase: &str| json!({ "spec": { "vm": { "maximumCpus": cpus, "state": state } }, "status": { "phase": phase } });
+        let vm = |cpus: u32, state: &str, phase: &str| json!({ "spec": { "guestShutdownStops": true, "vm": { "maximumCpus": cpus, "state": state } }, "status": { "phase": phase } });
         let of_vm = |after| check(&target("VirtualMachine", "a"), vm(1, "Running", "x"), after);
         assert_eq!((of_vm(vm(1, "Running", "y")), of_vm(vm(1, "Stopped", "y"))), (Ok(()), Ok(())));
         breaks(of_vm(vm(2, "Running", "x")), "has changed the VM a");
         breaks(of_vm(Value::Null), "has deleted the VM a");
+    }
+
+    /// A store in which these versions of objects were made one after the other.
+    fn history(states: &[(&str, &str, Value)]) -> Store {
+        let mut store = Store::default();
+        let mut last: BTreeMap<&str, Arc<Value>> = BTreeMap::new();
+        for (version, (kind_name, name, after)) in (1..).zip(states) {
+            let after = Arc::new(after.clone());
+            let before = last.insert(name, after.clone());
+            let target = target(kind_name, name);
+            store.changes.push(Change { version, target, before, after: Some(after.clone()), last: after });
+        }
+        store
+    }
+
+    #[test]
+    fn a_write_that_was_meant_for_an_earlier_object_is_found() {
+        let map = || json!({ "metadata": { "uid": "new" } });
+        let store = history(&[("ConfigMap", "a", json!({ "metadata": { "uid": "old" } })), ("ConfigMap", "a", map())]);
+        let target = target("ConfigMap", "a");
+        let sent = |since| {
+            let written = Written { target: &target, before: Some(map().into()), after: None, since };
+            Invariants::default().written(&written, &store, &World::default())
+        };
+        breaks(sent(1), "sent before ConfigMap a was made");
+        assert_eq!(sent(2), Ok(()));
+    }
+
+    /// A Pod with a claim, of a VM with the UID `vm`.
+    fn pod(claim: &str) -> Value {
+        json!({
+            "metadata": { "uid": "pod", "ownerReferences": [{ "uid": "vm" }] },
+            "spec": { "volumes": [{ "persistentVolumeClaim": { "claimName": claim } }] },
+        })
+    }
+
+    fn vm(state: &str, stops: bool) -> Value {
+        json!({ "metadata": { "uid": "vm" }, "spec": { "guestShutdownStops": stops, "vm": { "state": state } } })
+    }
+
+    #[test]
+    fn a_pod_without_what_it_mounts_is_found() {
+        let target = target("Pod", "a");
+        let written = Written { target: &target, before: None, after: Some(pod("core").into()), since: 0 };
+        let check = |store| Invariants::default().written(&written, &store, &World::default());
+        breaks(check(Store::default()), "without PersistentVolumeClaim core");
+    }
+
+    #[test]
+    fn a_claim_that_goes_with_a_pod_is_found() {
+        let target = target("Pod", "a");
+        let deleted = json!({ "metadata": { "deletionTimestamp": "2027-01-15T08:00:00Z" } });
+        let check = |state| {
+            let store =
+                history(&[("VirtualMachine", "a", vm(state, false)), ("PersistentVolumeClaim", "c", deleted.clone())]);
+            let written = Written { target: &target, before: Some(pod("c").into()), after: None, since: 100 };
+            Invariants::default().written(&written, &store, &World::default())
+        };
+        breaks(check("Running"), "with it goes the claim c");
+        assert_eq!(check("Stopped"), Ok(()));
+    }
+
+    #[test]
+    fn a_vm_that_is_started_although_its_guest_shut_itself_down_is_found() {
+        let invariants = Invariants { shut_down: [("vm".into(), "pod".into())].into(), ..Invariants::default() };
+        let target = target("Pod", "b");
+        let check = |later: &[(&str, bool)]| {
+            let first = [("VirtualMachine", "a", vm("Running", true)), ("Pod", "p", pod("c"))];
+            let later = later.iter().map(|(state, stops)| ("VirtualMachine", "a", vm(state, *stops)));
+            let store = history(&first.into_iter().chain(later).collect::<Vec<_>>());
+            let made = json!({ "metadata": { "uid": "next", "ownerReferences": [{ "uid": "vm" }] } });
+            let written = Written { target: &target, before: None, after: Some(made.into()), since: 100 };
+            invariants.written(&written, &store, &World::default())
+        };
+        breaks(check(&[]), "although the guest before shut itself down");
+        assert_eq!(check(&[("Stopped", true), ("Running", true)]), Ok(()));
+        assert_eq!(check(&[("Running", false)]), Ok(()));
+    }
+
+    #[test]
+    fn a_vm_that_is_stopped_as_it_was_is_found() {
+        let target = target("VirtualMachine", "a");
+        let states = [vm("Running", true), vm("Running", true), vm("Stopped", true)];
+        let store = history(&states.clone().map(|vm| ("VirtualMachine", "a", vm)));
+        let check = |since, stops| {
+            let (before, after) = (vm("Running", stops).into(), vm("Stopped", stops).into());
+            let written = Written { target: &target, before: Some(before), after: Some(after), since };
+            stopped_as_known(&written, &store)
+        };
+        assert_eq!(check(2, true), Ok(()));
+        breaks(check(1, true), "has stopped a");
+        breaks(check(2, false), "has stopped a");
+    }
+
+    #[test]
+    fn a_status_that_goes_back_is_found() {
+        let target = target("VirtualMachine", "a");
+        let about = |generation: i64| json!({ "status": { "observedGeneration": generation } });
+        let check = |before, after| {
+            let (before, after) = (about(before).into(), about(after).into());
+            status_goes_on(&Written { target: &target, before: Some(before), after: Some(after), since: 0 })
+        };
+        assert_eq!(check(1, 2), Ok(()));
+        breaks(check(2, 1), "was about the generation 2 and now is about 1");
     }
 
     #[test]
@@ -324,7 +603,7 @@ mod tests {
         let pod = json!({ "metadata": { "uid": "a" } });
         let world = world(&[guest("a", "apple", ("core", "1"))]);
         let target = target("Pod", "a");
-        let written = Written { target: &target, before: Some(pod.into()), after: None };
+        let written = Written { target: &target, before: Some(pod.into()), after: None, since: 0 };
         breaks(Invariants::default().written(&written, &Store::default(), &world), "nobody wanted that");
     }
 }

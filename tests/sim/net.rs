@@ -35,6 +35,8 @@ pub struct Sent {
     pub text: String,
     /// Two of the same text differ in this.
     uri: String,
+    /// The version that the API server had when it was sent.
+    pub since: Option<u64>,
     reply: oneshot::Sender<Reply>,
 }
 
@@ -42,6 +44,8 @@ pub struct Sent {
 pub struct Answered {
     pub answer: Answer,
     pub text: String,
+    /// Up to this step of the run it is on its way.
+    pub held: usize,
     reply: oneshot::Sender<Reply>,
 }
 
@@ -97,7 +101,7 @@ impl Service<HttpRequest<Body>> for Transport {
             let request = request::read(&parts, &body);
             let text = request.as_ref().map_or_else(|_| format!("{} {}", parts.method, parts.uri), describe);
             let (uri, (reply, replied)) = (parts.uri.to_string(), oneshot::channel());
-            net.lock().unwrap().sent.push(Sent { request, text, uri, reply });
+            net.lock().unwrap().sent.push(Sent { request, text, uri, since: None, reply });
             replied.await.unwrap_or_else(|_| Err("connection closed".into()))
         }
         .boxed()
@@ -130,7 +134,10 @@ fn describe(request: &Request) -> String {
 
 impl Net {
     /// Puts what is new into an order that does not depend on the order of hash maps in the manager. What nobody waits for is left out.
-    pub fn sort(&mut self) {
+    pub fn sort(&mut self, version: u64) {
+        for sent in &mut self.sent {
+            sent.since = sent.since.or(Some(version));
+        }
         self.sent.retain(|sent| !sent.reply.is_canceled());
         self.answered.retain(|answered| !answered.reply.is_canceled());
         self.watches.retain(|watch| !watch.events.is_closed());
@@ -153,7 +160,7 @@ impl Net {
 
     /// The API server has done what was asked.
     pub fn done(&mut self, sent: Sent, answer: Answer) {
-        self.answered.push(Answered { answer, text: sent.text, reply: sent.reply });
+        self.answered.push(Answered { answer, text: sent.text, held: 0, reply: sent.reply });
     }
 
     /// Begins a watch, or refuses it because the version is too old.

@@ -12,6 +12,7 @@ use crate::{
         store::Store,
     },
     manager::NAMESPACE,
+    world::World,
 };
 
 /// The field manager of people.
@@ -37,6 +38,8 @@ pub enum Act {
     },
     /// Deletes the VM's Pod.
     DeletePod,
+    /// Its node evicts the VM's Pod.
+    Evict,
     /// Deletes the object of this kind that has the VM's name.
     DeleteObject(&'static str),
     /// Deletes the claim of the VM's disk.
@@ -57,6 +60,10 @@ pub enum Act {
     BreakSet(bool),
     /// Makes a copy of the VM's Pod with the same labels, as `kubectl debug --copy-to` does, or deletes it.
     CopyPod(bool),
+    /// Lets the VM stay down when its guest shuts itself down, or not.
+    StopWithGuest(bool),
+    /// Shuts the guest down, from inside.
+    Shutdown,
     /// Makes what is gone again as a backup program does: with other UIDs, and without a status and owners.
     Restore,
 }
@@ -74,12 +81,11 @@ impl fmt::Display for Op {
     }
 }
 
-/// The names of the VMs in random scenarios.
-const VMS: [&str; 2] = ["apple", "pear"];
+/// The names of the VMs in random scenarios. The disks of the last two have claims of the same name ([`disk`]).
+pub const VMS: [&[&str]; 4] = [&["apple"], &["apple", "pear"], &["apple"], &["fig", "fig-tree"]];
 
-/// What people do in the scenario of a seed, with one VM or two.
-pub fn script(random: &mut fastrand::Rng, has_two: bool) -> Vec<Op> {
-    let vms = &VMS[..if has_two { 2 } else { 1 }];
+/// What people do with these VMs in a random scenario.
+pub fn script(random: &mut fastrand::Rng, vms: &[&'static str]) -> Vec<Op> {
     let of_all = |act: Act| vms.iter().map(move |vm| Op { vm, act: act.clone() });
     let count = random.usize(3..12);
     let more = (0..count).map(|number| Op { vm: vms[random.usize(0..vms.len())], act: act(random, number) });
@@ -94,7 +100,7 @@ pub fn script(random: &mut fastrand::Rng, has_two: bool) -> Vec<Op> {
 fn act(random: &mut fastrand::Rng, number: usize) -> Act {
     let kinds = ["ConfigMap", "Secret", "Service", "Pod", "PersistentVolumeClaim"];
     let any = |random: &mut fastrand::Rng| kinds[random.usize(0..kinds.len())];
-    match random.u32(0..30) {
+    match random.u32(0..36) {
         0..3 => Act::Stop,
         3..6 => Act::Start,
         6..8 => Act::Restart(u32::try_from(number).unwrap_or_default()),
@@ -115,6 +121,9 @@ fn act(random: &mut fastrand::Rng, number: usize) -> Act {
         25 => Act::BreakSet(random.bool()),
         26 => Act::CopyPod(true),
         27..29 => Act::Restore,
+        29..31 => Act::StopWithGuest(random.u32(0..3) > 0),
+        31..33 => Act::Shutdown,
+        33..35 => Act::Evict,
         _ => Act::DeleteClaim,
     }
 }
@@ -122,6 +131,10 @@ fn act(random: &mut fastrand::Rng, number: usize) -> Act {
 /// Whether the end depends on when people do these things.
 pub fn depends_on_time(script: &[Op]) -> bool {
     let has = |is_it: fn(&Act) -> bool| script.iter().any(|op| is_it(&op.act));
+    // One of two VMs gets the claim.
+    if script.iter().any(|op| op.vm == "fig-tree") {
+        return true;
+    }
     // Who deletes a VM before its disk has grown gets the disk as it was.
     let may_be_too_late = has(|act| matches!(act, Act::Grow(_))) && has(|act| matches!(act, Act::Delete { .. }));
     may_be_too_late
@@ -136,6 +149,7 @@ pub fn depends_on_time(script: &[Op]) -> bool {
                     | Act::UseSet(_)
                     | Act::BreakSet(true)
                     | Act::CopyPod(true)
+                    | Act::StopWithGuest(true)
                     | Act::Restore
                     | Act::Delete { orphan: true }
             )
@@ -143,7 +157,7 @@ pub fn depends_on_time(script: &[Op]) -> bool {
 }
 
 /// The kinds of which people make objects with the names of a VM's.
-const SQUATTED: [&str; 3] = ["ConfigMap", "Pod", "Secret"];
+const SQUATTED: [&str; 4] = ["ConfigMap", "Pod", "Secret", "PersistentVolumeClaim"];
 
 /// The template set that names the Pod otherwise.
 pub const SET: &str = "moved";
@@ -166,7 +180,12 @@ fn moved_pod() -> String {
 
 /// The name of the claim of a VM's disk.
 pub fn disk(vm: &str) -> String {
-    format!("{vm}-core-disk")
+    format!("{vm}-{}-disk", disk_name(vm))
+}
+
+/// The name of a VM's disk in its spec.
+fn disk_name(vm: &str) -> &'static str {
+    if vm == "fig" { "tree-core" } else { "core" }
 }
 
 /// A VM with one disk.
@@ -177,7 +196,7 @@ pub fn manifest(name: &str) -> Value {
         "spec": { "loadBalancerService": {}, "vm": {
             "state": "Running", "maximumCpus": 2, "powerdownTimeout": 20,
             "disks": [{ "volumeClaimTemplate": {
-                "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } },
+                "metadata": { "name": disk_name(name) }, "spec": { "resources": { "requests": { "storage": "1Gi" } } },
             } }],
         } },
     })
@@ -185,7 +204,7 @@ pub fn manifest(name: &str) -> Value {
 
 impl Op {
     /// Does it. What does not exist can't be changed, and that is no matter here.
-    pub fn carry_out(&self, store: &mut Store, now: Timestamp) {
+    pub fn carry_out(&self, store: &mut Store, world: &mut World, now: Timestamp) {
         let name = self.vm;
         let vm = Target::new(kind("VirtualMachine"), NAMESPACE, name);
         let merge = |patch: Value| Verb::Patch(Body::Merge(patch));
@@ -238,10 +257,18 @@ impl Op {
                 (Target::new(kind("Pod"), NAMESPACE, &copy_of(name)), Verb::Create(copy))
             }
             Act::CopyPod(false) => (Target::new(kind("Pod"), NAMESPACE, &copy_of(name)), Verb::Delete(json!({}))),
+            Act::StopWithGuest(stops) => (vm, merge(json!({ "spec": { "guestShutdownStops": stops } }))),
+            Act::Shutdown => return world.shut_down(name),
+            Act::Evict => return world.evict(name, store, now),
             Act::Restore => return restore(name, store, now),
             Act::Squat(kind_name, true) => {
                 let pod = json!({ "spec": { "containers": [{ "name": "main", "image": "tool" }] } });
-                let mut made = if *kind_name == "Pod" { pod } else { json!({ "data": { "mine": "bWluZQ==" } }) };
+                let claim = json!({ "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } });
+                let mut made = match *kind_name {
+                    "Pod" => pod,
+                    "PersistentVolumeClaim" => claim,
+                    _ => json!({ "data": { "mine": "bWluZQ==" } }),
+                };
                 made["metadata"]["name"] = json!(of(kind_name).name);
                 (of(kind_name), Verb::Create(made))
             }

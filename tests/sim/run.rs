@@ -1,6 +1,10 @@
 //! One run: a seed decides which of the possible things happens next, and so the run can be repeated.
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    time::Duration,
+};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -11,10 +15,10 @@ use crate::{
         request::{Answer, Request, Target, Verb},
         store::Store,
     },
-    invariants::{Invariants, Written},
+    invariants::{Invariants, Written, at_rest, collected},
     manager::Manager,
     net::{Net, Sent, Watch},
-    people::Op,
+    people::{Act, Op},
     world::{NODES, Power, Step, World, kubelet},
 };
 
@@ -42,6 +46,25 @@ pub struct Faults {
     pub rate: u32,
     /// What happens to the request with this number, counted from 0.
     pub at: Option<(usize, Fault)>,
+    /// Watches report nothing of what people do: they break off just then, and the API server has forgotten it.
+    pub unseen: bool,
+    /// Watches of this kind report only when nothing else can happen.
+    pub behind: Option<&'static str>,
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((at, fault)) = self.at {
+            write!(f, " with {fault:?} at the request {at}")?;
+        }
+        if let Some(behind) = self.behind {
+            write!(f, ", watches of {behind} are behind")?;
+        }
+        if self.unseen {
+            write!(f, ", watches report nothing of what people do")?;
+        }
+        Ok(())
+    }
 }
 
 /// What can happen to a request.
@@ -109,6 +132,8 @@ enum Choice {
 struct Left {
     request: Request,
     text: String,
+    /// The version that the API server had when it was sent.
+    since: u64,
     /// It arrives in this step or later.
     from: usize,
 }
@@ -141,6 +166,8 @@ pub struct Run {
     acted: Duration,
     /// The version of the last change that was noticed.
     changed: u64,
+    /// The VM that runs, and that a person restarts.
+    restarted: Option<&'static str>,
 }
 
 type Done = Result<(), String>;
@@ -170,6 +197,7 @@ impl Run {
             steps: 0,
             acted: Duration::ZERO,
             changed: 0,
+            restarted: None,
         }
     }
 
@@ -234,6 +262,9 @@ impl Run {
             } else if !self.script.is_empty() {
                 let is_late = self.elapsed.saturating_sub(self.acted) >= LONGEST_CALM;
                 let is_due = if self.is_calm { rested >= SLICE * 4 || is_late } else { self.random.bool() };
+                if self.is_calm && is_due && !is_late {
+                    self.calm()?;
+                }
                 if is_due {
                     self.person();
                     rested = Duration::ZERO;
@@ -244,7 +275,19 @@ impl Run {
                 rested += self.rest();
             }
         }
-        Invariants::at_rest(&self.store, &self.world)
+        at_rest(&self.store, &self.world)
+    }
+
+    /// Nothing happens any more until a person does something: the status is true, and a guest that was to be restarted runs again.
+    fn calm(&mut self) -> Done {
+        let booted =
+            |vm: &str| self.world.guests.values().any(|guest| guest.vm.0 == vm && guest.power == Power::Booted);
+        if let Some(vm) = self.restarted.take_if(|vm| !booted(vm)) {
+            return Err(format!("{vm} was to be restarted, and its guest does not run any more"));
+        }
+        let next = self.script.front().filter(|op| matches!(op.act, Act::Restart(_)) && booted(op.vm));
+        self.restarted = next.map(|op| op.vm);
+        at_rest(&self.store, &self.world)
     }
 
     fn now(&self) -> Timestamp {
@@ -266,7 +309,7 @@ impl Run {
         }
         self.elapsed += time;
         for number in 0..self.managers.len() {
-            self.net(number, |net, _| net.sort());
+            self.net(number, |net, store| net.sort(store.version()));
         }
     }
 
@@ -294,6 +337,7 @@ impl Run {
             choices.extend(self.net(manager, |net, store| net_choices(manager, net, store, step)));
         }
         choices.extend(self.world.steps(&self.store, now).into_iter().map(Choice::World));
+        self.put_off(&mut choices);
         let is_last = self.script.is_empty();
         let due = self.left.iter().enumerate().filter(|(_, left)| is_last || left.from <= step);
         choices.extend(due.map(|(index, _)| Choice::Left(index)));
@@ -315,15 +359,38 @@ impl Run {
         choices
     }
 
+    /// Events of the kind that is behind come only when nothing else can happen.
+    fn put_off(&mut self, choices: &mut Vec<Choice>) {
+        let Some(behind) = self.faults.behind.map(kind) else { return };
+        let mut in_time: Vec<bool> = Vec::new();
+        for choice in &*choices {
+            in_time.push(match choice {
+                Choice::Event(manager, index) => {
+                    self.net(*manager, |net, _| net.watches[*index].request.target.kind != behind)
+                }
+                _ => true,
+            });
+        }
+        if in_time.contains(&true) {
+            let mut in_time = in_time.into_iter();
+            choices.retain(|_| in_time.next() == Some(true));
+        }
+    }
+
     /// What is held back for long comes when nothing else happens. Returns whether there is something.
     fn release_held(&mut self) -> bool {
         let step = self.steps;
         (0..self.managers.len()).fold(false, |any, manager| {
             let is_held = |net: &mut Net, store: &mut Store| {
                 let held = net.watches.iter_mut().filter(|watch| watch.held > step);
-                held.fold(false, |any, watch| {
+                let has_event = held.fold(false, |any, watch| {
                     watch.held = 0;
                     watch.next(store).is_some() || any
+                });
+                let late = net.answered.iter_mut().filter(|answered| answered.held > step);
+                late.fold(has_event, |_, answered| {
+                    answered.held = 0;
+                    true
                 })
             };
             self.net(manager, is_held) || any
@@ -385,13 +452,16 @@ impl Run {
             }
             Choice::World(step) => {
                 self.note(&format!("world    {}", words(&step)));
+                if let Step::Collect(target) = &step {
+                    collected(target, &self.store, &self.world)?;
+                }
                 let now = self.now();
                 self.world.take(&step, &mut self.store, now);
             }
             Choice::Person => self.person(),
             Choice::Left(index) => {
-                let Left { request, text, .. } = self.left.remove(index);
-                let (answer, checked) = self.carry_out(&request);
+                let Left { request, text, since, from: _ } = self.left.remove(index);
+                let (answer, checked) = self.carry_out(&request, since);
                 self.note(&format!("late     {text}: {}", answer.code));
                 return checked;
             }
@@ -405,7 +475,10 @@ impl Run {
             self.patience = PATIENCE[self.random.usize(0..PATIENCE.len())];
             self.note(&format!("person   {op}"));
             let now = self.now();
-            op.carry_out(&mut self.store, now);
+            op.carry_out(&mut self.store, &mut self.world, now);
+            if self.faults.unseen {
+                self.forget();
+            }
         }
     }
 
@@ -434,7 +507,7 @@ impl Run {
             Some(Fault::Lost) => {
                 let done = match &sent.request {
                     Ok(Request { verb: Verb::Watch { .. }, .. }) | Err(_) => Ok(()),
-                    Ok(request) => self.carry_out(&request.clone()).1,
+                    Ok(request) => self.carry_out(&request.clone(), sent.since.unwrap_or_default()).1,
                 };
                 self.note(&format!("fault    the answer to {} is lost", sent.text));
                 Net::cut(sent);
@@ -464,7 +537,7 @@ impl Run {
             self.refuse(manager, sent, answer);
             return Ok(());
         }
-        let (answer, checked) = self.carry_out(&request);
+        let (answer, checked) = self.carry_out(&request, sent.since.unwrap_or_default());
         self.note(&format!("request  {}: {}", sent.text, answer.code));
         self.net(manager, |net, _| net.done(sent, answer));
         checked
@@ -476,8 +549,8 @@ impl Run {
         self.net(manager, |net, _| net.done(sent, answer));
     }
 
-    /// The API server does what a manager asks.
-    fn carry_out(&mut self, request: &Request) -> (Answer, Done) {
+    /// The API server does what a manager asked when it had the version `since`.
+    fn carry_out(&mut self, request: &Request, since: u64) -> (Answer, Done) {
         let name = match &request.verb {
             Verb::Create(object) => object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
             _ => request.target.name.clone(),
@@ -486,7 +559,8 @@ impl Run {
         let before = self.store.shared(&target);
         let answer = self.store.answer(self.now(), request);
         let after = self.store.shared(&target);
-        let checked = self.invariants.written(&Written { target: &target, before, after }, &self.store, &self.world);
+        let written = Written { target: &target, before, after, since };
+        let checked = self.invariants.written(&written, &self.store, &self.world);
         (answer, checked)
     }
 
@@ -513,7 +587,7 @@ impl Run {
                 && self.random.bool()
             {
                 let from = self.steps + LATE[self.random.usize(0..LATE.len())];
-                self.left.push(Left { request, text: sent.text, from });
+                self.left.push(Left { request, text: sent.text, since: sent.since.unwrap_or_default(), from });
             }
         }
         self.managers.remove(manager);
@@ -557,15 +631,16 @@ impl Run {
                     watch.cut();
                 }
             }
-            7 => {
-                self.store.compacted = self.store.version();
-                self.note("fault    the API server forgets all changes");
-                self.net(manager, |net, store| {
-                    let (old, new): (Vec<_>, Vec<_>) =
-                        net.watches.drain(..).partition(|watch| watch.seen < store.compacted);
-                    net.watches = new;
-                    old.into_iter().for_each(Watch::expire);
+            7 => self.forget(),
+            19 => {
+                let (step, long) = (self.steps, 5 + any % 200);
+                let text = self.net(manager, |net, _| {
+                    let at = any % net.answered.len().max(1);
+                    let answered = net.answered.get_mut(at)?;
+                    answered.held = step + long;
+                    Some(format!("fault    the answer to {} is late by {long} steps", answered.text))
                 });
+                self.note_some(text);
             }
             8..11 => {
                 let (step, long) = (self.steps, 5 + any % 200);
@@ -615,6 +690,20 @@ impl Run {
         }
     }
 
+    /// The API server forgets its changes. Watches that are behind begin again.
+    fn forget(&mut self) {
+        self.store.compacted = self.store.version();
+        self.note("fault    the API server forgets all changes");
+        for manager in 0..self.managers.len() {
+            self.net(manager, |net, store| {
+                let (old, new): (Vec<_>, Vec<_>) =
+                    net.watches.drain(..).partition(|watch| watch.seen < store.compacted);
+                net.watches = new;
+                old.into_iter().for_each(Watch::expire);
+            });
+        }
+    }
+
     /// A lost node is back. Returns whether it was lost.
     fn find_node(&mut self, node: &'static str) -> bool {
         let is_lost = self.world.lost.contains_key(node);
@@ -646,7 +735,8 @@ fn take_any<T>(all: &mut Vec<T>, any: usize) -> Option<T> {
 /// What can happen next between a manager and the API server.
 fn net_choices(manager: usize, net: &mut Net, store: &Store, step: usize) -> Vec<Choice> {
     let mut choices: Vec<Choice> = (0..net.sent.len()).map(|index| Choice::Request(manager, index)).collect();
-    choices.extend((0..net.answered.len()).map(|index| Choice::Answer(manager, index)));
+    let answered = net.answered.iter().enumerate().filter(|(_, answered)| answered.held <= step);
+    choices.extend(answered.map(|(index, _)| Choice::Answer(manager, index)));
     let watches = net.watches.iter_mut().enumerate();
     choices.extend(watches.filter_map(|(index, watch)| {
         (watch.held <= step && watch.next(store).is_some()).then_some(Choice::Event(manager, index))

@@ -29,6 +29,9 @@ impl Power {
     }
 }
 
+/// The reason that an agent reports of a guest that has shut itself down.
+pub const SHUTDOWN: &str = "GuestShutdown";
+
 /// A guest: QEMU runs.
 #[derive(Clone, Debug)]
 pub struct Guest {
@@ -66,6 +69,16 @@ pub fn steps(world: &World, store: &Store) -> Vec<Step> {
 }
 
 impl Guest {
+    /// Whether its runner does not start it again: it has shut itself down, and its VM is to stay down then.
+    pub fn stays_down(&self) -> bool {
+        self.power == Power::Down(SHUTDOWN) && self.config.contains("guestShutdownStops: true")
+    }
+
+    /// Whether its agent has reported that.
+    pub fn has_said_that_it_stays_down(&self) -> bool {
+        self.stays_down() && self.reported.as_ref().is_some_and(|(power, _)| *power == self.power)
+    }
+
     /// What there is to report.
     fn said(&self) -> (Power, String) {
         (self.power, self.config.clone())

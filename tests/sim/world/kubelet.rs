@@ -39,7 +39,7 @@ pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
             if !runs || is_over.is_some_and(|end| end + SignedDuration::from_secs(2) < now) {
                 steps.push(Step::Remove(target.clone()));
             }
-        } else if world.guests.get(&uid(pod)).is_some_and(|guest| guest.power.is_down()) {
+        } else if world.guests.get(&uid(pod)).is_some_and(|guest| guest.power.is_down() && !guest.stays_down()) {
             steps.push(Step::Again(target.clone()));
         } else if !has_node && world.node().is_some() && can_be_scheduled(target, pod, store) {
             steps.push(Step::Bind(target.clone()));
@@ -60,24 +60,28 @@ fn can_be_scheduled(target: &Target, pod: &Value, store: &Store) -> bool {
     mounted(pod).iter().all(|(name, _)| claim_of(target, name, store).is_some_and(is_usable))
 }
 
-/// Whether all that a Pod mounts and that is not optional exists.
-fn can_mount(target: &Target, pod: &Value, store: &Store) -> bool {
-    let exists = |kind_name: &str, name: &Value| {
-        let name = name.as_str().unwrap_or_default();
-        store.get(&Target::new(kind(kind_name), &target.namespace, name)).is_some()
-    };
+/// All that a Pod mounts and that is not optional.
+pub fn needed(target: &Target, pod: &Value) -> Vec<Target> {
+    let of = |kind_name: &str, name: &str| Target::new(kind(kind_name), &target.namespace, name);
     let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
     let sources = volumes.flat_map(|volume| {
         let projected = volume["projected"]["sources"].as_array().into_iter().flatten();
         projected.chain(std::iter::once(volume))
     });
-    let is_there = |source: &Value| {
-        let (map, secret) = (&source["configMap"], &source["secret"]);
-        let secret_name = if secret["name"].is_null() { &secret["secretName"] } else { &secret["name"] };
-        (map.is_null() || map["optional"] == true || exists("ConfigMap", &map["name"]))
-            && (secret.is_null() || secret["optional"] == true || exists("Secret", secret_name))
-    };
-    sources.into_iter().all(is_there) && mounted(pod).iter().all(|(name, _)| claim_of(target, name, store).is_some())
+    let sources = sources.into_iter().flat_map(|source| {
+        let parts = [("ConfigMap", &source["configMap"], "name"), ("Secret", &source["secret"], "secretName")];
+        parts.map(|(kind_name, part, field)| {
+            let name = part[field].as_str().or_else(|| part["name"].as_str());
+            name.filter(|_| part["optional"] != true).map(|name| of(kind_name, name))
+        })
+    });
+    let claims = mounted(pod).into_iter().map(|(name, _)| of("PersistentVolumeClaim", &name));
+    sources.flatten().chain(claims).collect()
+}
+
+/// Whether all that a Pod needs exists.
+fn can_mount(target: &Target, pod: &Value, store: &Store) -> bool {
+    needed(target, pod).iter().all(|needed| store.get(needed).is_some())
 }
 
 /// The name of the ConfigMap with the runner's configuration: the VM's.

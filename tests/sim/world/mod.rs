@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-pub use self::guest::{Guest, Power};
+pub use self::guest::{Guest, Power, SHUTDOWN};
 use crate::{
     api::{
         kinds::kind,
@@ -114,6 +114,21 @@ impl World {
             make(store, "Node", "", json!({ "metadata": { "name": name }, "spec": {} }));
             kubelet::report_node(name, true, store, now);
         }
+    }
+
+    /// The guests of a VM shut themselves down.
+    pub fn shut_down(&mut self, vm: &str) {
+        for guest in self.guests.values_mut().filter(|guest| guest.is_of_vm && guest.vm.0 == vm) {
+            guest.power = Power::Down(SHUTDOWN);
+        }
+    }
+
+    /// The nodes of a VM's guests evict them.
+    pub fn evict(&mut self, vm: &str, store: &mut Store, now: Timestamp) {
+        let of_vm = |guest: &Guest| guest.is_of_vm && guest.vm.0 == vm && !self.lost.contains_key(&*guest.node);
+        let pods: Vec<String> =
+            self.guests.iter().filter(|(_, guest)| of_vm(guest)).map(|(pod, _)| pod.clone()).collect();
+        pods.iter().for_each(|pod| kubelet::fail(self, pod, store, now));
     }
 
     /// A node is lost: it goes on, and the API server does not hear of it.

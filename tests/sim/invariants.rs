@@ -315,7 +315,8 @@ fn restarted(vm: &Value) -> &Value {
 /// Whether somebody has started a VM, or does not want any more that it stays down when its guest shuts itself down.
 fn is_started(before: &Value, after: &Value) -> bool {
     let is_wanted = |vm: &Value| vm["spec"]["vm"]["state"] == "Running";
-    !is_wanted(before) && is_wanted(after) || after["spec"]["guestShutdownStops"] != true
+    let stops = |vm: &Value| vm["spec"]["guestShutdownStops"] == true;
+    !is_wanted(before) && is_wanted(after) || stops(before) && !stops(after)
 }
 
 /// The changes of the VM with that UID since a version, or shortly before, as it was before and after each.

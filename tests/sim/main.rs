@@ -17,6 +17,7 @@
 //! | `SIM_SEED` | `random_scenarios` runs only this seed, and prints what happens; what fails is tried with less, as long as it still fails |
 //! | `SIM_SCENARIO` | only the scenario of this name is run with faults at single requests |
 //! | `SIM_STRIDE` | one of so many faults at single requests is tried; 1: each fault at each request of each scenario |
+//! | `SIM_SCENARIO` | of the scenarios with faults at single requests only those are run whose name contains this |
 //! | `SIM_SAME` | of how many seeds `a_seed_gives_the_same_run_again` compares two runs |
 //! | `SIM_STATE` | the objects at the end of a run that fails are printed |
 //! | `SIM_LOG` | what the manager logs is printed, filtered as by `RUST_LOG` |

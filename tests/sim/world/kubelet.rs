@@ -20,6 +20,9 @@ const RUNNER: &str = "vm-runner";
 /// (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions>).
 const TOLERATED: SignedDuration = SignedDuration::from_secs(300);
 
+/// How long a slow guest needs to power down.
+const SLOW: SignedDuration = SignedDuration::from_secs(5);
+
 pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
     let mut steps = Vec::new();
     for (target, pod) in store.of("Pod").filter(|(_, pod)| !has_ended(pod)) {
@@ -32,7 +35,7 @@ pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
         } else if is_deleting(pod) {
             let runs = world.guests.contains_key(&uid(pod));
             // The guest has its whole grace period.
-            if runs {
+            if runs && has_powered_down(pod, now) {
                 steps.push(Step::End(target.clone()));
             }
             let is_over = pod["metadata"]["deletionTimestamp"].as_str().and_then(|end| end.parse::<Timestamp>().ok());
@@ -48,6 +51,17 @@ pub fn steps(world: &World, store: &Store, now: Timestamp) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// Whether a guest that was asked to power down has had time for it: each other one needs some seconds, so that all else happens first.
+fn has_powered_down(pod: &Value, now: Timestamp) -> bool {
+    let metadata = &pod["metadata"];
+    let is_slow = uid(pod).bytes().last().is_some_and(|digit| digit % 2 == 1);
+    let Some(end) = metadata["deletionTimestamp"].as_str().and_then(|end| end.parse::<Timestamp>().ok()) else {
+        return true;
+    };
+    let given = SignedDuration::from_secs(metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or_default());
+    !is_slow || end - given + SLOW <= now || end <= now
 }
 
 fn claim_of<'a>(pod: &Target, name: &str, store: &'a Store) -> Option<&'a Value> {

@@ -15,7 +15,6 @@
 //! | `SIM_SEEDS` | how many seeds `random_scenarios` runs |
 //! | `SIM_FIRST` | the first of them |
 //! | `SIM_SEED` | `random_scenarios` runs only this seed, and prints what happens; what fails is tried with less, as long as it still fails |
-//! | `SIM_SCENARIO` | only the scenario of this name is run with faults at single requests |
 //! | `SIM_STRIDE` | one of so many faults at single requests is tried; 1: each fault at each request of each scenario |
 //! | `SIM_SCENARIO` | of the scenarios with faults at single requests only those are run whose name contains this |
 //! | `SIM_SAME` | of how many seeds `a_seed_gives_the_same_run_again` compares two runs |

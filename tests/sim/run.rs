@@ -262,7 +262,7 @@ impl Run {
             } else if !self.script.is_empty() {
                 let is_late = self.elapsed.saturating_sub(self.acted) >= LONGEST_CALM;
                 let is_due = if self.is_calm { rested >= SLICE * 4 || is_late } else { self.random.bool() };
-                if self.is_calm && is_due && !is_late {
+                if self.is_calm && is_due && !is_late && !self.managers.is_empty() {
                     self.calm()?;
                 }
                 if is_due {

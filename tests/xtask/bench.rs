@@ -9,37 +9,32 @@
 //! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the VM, so the ratios and the
 //! budgets are shown, and a person judges.
 
-mod load;
+pub mod cluster;
+pub mod load;
 mod plot;
-mod process;
+pub mod process;
+pub mod released;
 mod table;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::{conditions::is_crd_established, wait::await_condition};
-use kube::{Client, Resource};
+use kube::api::{Api, DeleteParams};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use vm_operator::api::VirtualMachine;
 
+use self::cluster::Cluster;
 use self::load::{Raw, Seen};
 use self::process::{Manager, Usage};
-use crate::binaries::Binaries;
-use crate::components;
-use crate::images::NO_REGISTRY;
-use crate::programs::{self, MANAGER, Profile};
+use self::released::Released;
 use crate::requests::{Requests, is_about_vms};
 use crate::setup::{self, Purpose};
-use crate::tools::{self, dev_dir, make_dir, read, remove, root, run, run_loud, write};
+use crate::tools::{make_dir, read, root, write};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,12 +57,8 @@ pub struct Options {
     /// Draw docs/performance.svg from the figures of earlier runs, and measure nothing
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     plot_from: Vec<PathBuf>,
-    /// The manager to measure, instead of building it
-    #[arg(long, value_name = "FILE")]
-    manager: Option<PathBuf>,
-    /// This program is a release build, and so is the manager
-    #[arg(long, hide = true)]
-    built: bool,
+    #[command(flatten)]
+    released: Released,
 }
 
 /// A part of the bench.
@@ -192,14 +183,11 @@ pub fn run_bench(options: &Options) -> Result<()> {
         return plot::draw(&figures, &picture);
     }
     setup::ensure(&[Purpose::ControlPlane])?;
-    if !options.built {
-        return in_release(options);
-    }
-    let manager = options.manager.as_ref().context("--built needs --manager")?;
+    let Some(manager) = options.released.manager("bench")? else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let mut report = Report {
         date: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        commit: commit()?,
+        commit: released::commit()?,
         cores: std::thread::available_parallelism()?.get(),
         figures: vec![],
     };
@@ -218,161 +206,6 @@ pub fn run_bench(options: &Options) -> Result<()> {
         plot::draw(&report.figures, &picture)?;
     }
     Ok(())
-}
-
-/// Builds the manager as it is published, and this program with optimizations, and goes on there: a slow client would flatter the manager.
-fn in_release(options: &Options) -> Result<()> {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(root());
-    command.args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"]);
-    if options.manager.is_none() {
-        let built = programs::build(Profile::Release, NO_REGISTRY, &[MANAGER])?;
-        command.arg("--manager").args(built);
-    }
-    run_loud(command.args(std::env::args_os().skip(2)))
-}
-
-fn commit() -> Result<String> {
-    let git = |args: &[&str]| run(Command::new("git").current_dir(root()).args(args));
-    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.trim().is_empty();
-    Ok(git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned() + if changed { "-changed" } else { "" })
-}
-
-/// An API server of its own, without any controller.
-struct Cluster {
-    supervisor: Child,
-    dir: PathBuf,
-    client: Client,
-}
-
-impl Cluster {
-    async fn start() -> Result<Self> {
-        let dir = dev_dir().join(format!("bench-{}", std::process::id()));
-        let mut supervisor = Command::new(std::env::current_exe().context("finding this program")?)
-            .args(["cluster", "run", "--api-server", "--dir"])
-            .arg(&dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting the cluster's supervisor")?;
-        let mut line = String::new();
-        let output = supervisor.stdout.take().context("no pipe from the supervisor")?;
-        BufReader::new(output).read_line(&mut line).context("waiting for the cluster")?;
-        if line.is_empty() {
-            bail!("the cluster did not start; its supervisor said why");
-        }
-        let dir = dir.canonicalize().with_context(|| format!("finding {}", dir.display()))?;
-        let client = components::client(&dir.join("kubeconfig")).await?;
-        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for (_, text) in vm_operator::api::crd::files()? {
-            let crd: CustomResourceDefinition = serde_yaml::from_str(&text).context("reading a CRD")?;
-            let name = crd.metadata.name.clone().unwrap_or_default();
-            crds.create(&PostParams::default(), &crd).await.with_context(|| format!("creating {name}"))?;
-            await_condition(crds.clone(), &name, is_crd_established()).await?;
-        }
-        Ok(Self { supervisor, dir, client })
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.dir.join("kubeconfig")
-    }
-
-    /// With what the Pods refer to.
-    async fn namespace(&self, name: &str) -> Result<()> {
-        let make = |value: Value| serde_json::from_value(value);
-        let namespace: Namespace =
-            serde_json::from_value(json!({ "metadata": { "name": name } })).context("a namespace")?;
-        Api::all(self.client.clone())
-            .create(&PostParams::default(), &namespace)
-            .await
-            .with_context(|| format!("creating the namespace {name}"))?;
-        let account: ServiceAccount = make(json!({ "metadata": { "name": "vm-runner" } }))?;
-        Api::namespaced(self.client.clone(), name)
-            .create(&PostParams::default(), &account)
-            .await
-            .context("creating a service account")?;
-        Ok(())
-    }
-
-    /// Takes away what a measurement left, so that it does not weigh on the next one.
-    async fn empty(&self, namespace: &str) -> Result<()> {
-        async fn all_of<K>(client: &Client, namespace: &str) -> Result<()>
-        where
-            K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + std::fmt::Debug,
-            K: serde::de::DeserializeOwned,
-            K::DynamicType: Default,
-        {
-            let api: Api<K> = Api::namespaced(client.clone(), namespace);
-            let what = K::kind(&Default::default()).into_owned();
-            // A claim has a finalizer that nobody serves here.
-            if what == "PersistentVolumeClaim" {
-                for claim in api.list_metadata(&ListParams::default()).await?.items {
-                    let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-                    api.patch_metadata(&claim.metadata.name.unwrap_or_default(), &PatchParams::default(), &patch)
-                        .await?;
-                }
-            }
-            api.delete_collection(&DeleteParams::background(), &ListParams::default())
-                .await
-                .with_context(|| format!("deleting every {what}"))?;
-            Ok(())
-        }
-        let client = &self.client;
-        all_of::<VirtualMachine>(client, namespace).await?;
-        all_of::<Pod>(client, namespace).await?;
-        all_of::<ConfigMap>(client, namespace).await?;
-        all_of::<Secret>(client, namespace).await?;
-        all_of::<PersistentVolumeClaim>(client, namespace).await
-    }
-
-    /// Ends a manager and takes away its VMs.
-    async fn end(&self, manager: Manager, namespace: &str) -> Result<()> {
-        manager.stop().await?;
-        self.empty(namespace).await
-    }
-
-    async fn requests(&self) -> Result<Requests> {
-        Requests::ask(&self.client).await.context("asking the API server what it was asked for")
-    }
-
-    /// The garbage collector. It ends with the cluster, or when this is dropped.
-    fn garbage_collector(&self) -> Result<Option<Running>> {
-        let Some(program) = Binaries::find_or_build(false)?.get("kube-controller-manager").cloned() else {
-            return Ok(None);
-        };
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL"])
-            .arg(program)
-            // Its own user may not delete; in clusters it acts under one service account per controller.
-            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
-            .args(["--controllers=garbage-collector-controller", "--leader-elect=false", "--secure-port=0"])
-            .args(["--kube-api-qps=1000", "--kube-api-burst=2000"])
-            .current_dir(&self.dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("starting the garbage collector")?;
-        Ok(Some(Running(child)))
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // Its input is what it lives by.
-        drop(self.supervisor.stdin.take());
-        let _ = self.supervisor.wait();
-        let _ = remove(&self.dir);
-    }
-}
-
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn counted(requests: &Requests) -> BTreeMap<String, u64> {

@@ -26,7 +26,7 @@ use vm_operator::status::{ExecutionResult, Reconciled, UsedTemplates, status};
 /// How many VMs are worked on at once: enough to keep the API server busy.
 const CONCURRENCY: usize = 32;
 /// Nothing takes that long on any machine.
-pub const LIMIT: Duration = Duration::from_secs(900);
+pub const LIMIT: Duration = Duration::from_secs(3600);
 
 /// The name of a VM.
 pub fn name(number: usize) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,8 +25,14 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Starts one that has its templates in the folder `templates` beside its log, which is written anew.
+    /// Starts one that has its templates in the folder `templates` beside its log, which is written anew. One that is started after another
+    /// need not wait for its lease.
     pub fn start(program: &Path, kubeconfig: &Path, namespace: &str, log: &Path) -> Result<Self> {
+        Self::start_as("bench", program, kubeconfig, namespace, log)
+    }
+
+    /// Starts one that has this name in the lease.
+    pub fn start_as(name: &str, program: &Path, kubeconfig: &Path, namespace: &str, log: &Path) -> Result<Self> {
         let templates = log.with_file_name("templates");
         std::fs::create_dir_all(&templates).with_context(|| format!("creating {}", templates.display()))?;
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
@@ -37,8 +44,7 @@ impl Manager {
             .arg(&templates)
             .env("KUBECONFIG", kubeconfig)
             .env("VM_OPERATOR_LISTEN", "127.0.0.1:0")
-            // One that is started after another need not wait for its lease.
-            .env("VM_OPERATOR_IDENTITY", "bench")
+            .env("VM_OPERATOR_IDENTITY", name)
             // So that it can be seen which VMs were looked at.
             .env("RUST_LOG", "info,kube_runtime=warn,vm_operator::manager::reconcile=debug")
             .stdin(Stdio::null())
@@ -48,8 +54,14 @@ impl Manager {
         Ok(Self { process, log: log.to_owned(), started })
     }
 
+    /// What it has used so far.
     pub fn usage(&self) -> Result<Usage> {
         Usage::of(self.process.id())
+    }
+
+    /// What it holds.
+    pub fn holdings(&self) -> Result<Holdings> {
+        Holdings::of(self.process.id())
     }
 
     /// Waits until it does nothing any more; returns since when.
@@ -72,20 +84,14 @@ impl Manager {
 
     /// Waits until so many VMs were looked at since its start; returns when.
     pub async fn caught_up(&mut self, count: usize) -> Result<Instant> {
+        let mut seen = Reconciled::in_log(&self.log)?;
         loop {
-            let log = read(&self.log)?;
-            let seen: HashSet<&str> = log
-                .lines()
-                .filter(|line| line.ends_with(": reconciled"))
-                .filter_map(|line| line.split_once("reconcile{vm=\"")?.1.split_once('/')?.1.split_once('"'))
-                .map(|(name, _)| name)
-                .collect();
-            if seen.len() >= count {
+            if seen.count()? >= count {
                 return Ok(Instant::now());
             }
             self.check()?;
             if self.started.elapsed() > LIMIT {
-                bail!("the manager has looked at {} of {count} VMs in {} s", seen.len(), LIMIT.as_secs());
+                bail!("the manager has looked at {} of {count} VMs in {} s", seen.vms.len(), LIMIT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -102,6 +108,12 @@ impl Manager {
             bail!("the manager has ended ({status}):\n{}", last_lines(&read(&self.log)?, 12));
         }
         Ok(())
+    }
+
+    /// Kills it: it does not give its lease back.
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill().context("killing the manager")?;
+        self.process.wait().context("waiting for the manager").map(drop)
     }
 
     /// Ends it as Kubernetes does; returns how long that took.
@@ -123,6 +135,57 @@ impl Drop for Manager {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// The VMs that were reconciled, as a log says that grows.
+struct Reconciled {
+    log: BufReader<File>,
+    /// The beginning of a line that is still being written.
+    line: String,
+    vms: HashSet<String>,
+}
+
+impl Reconciled {
+    fn in_log(log: &Path) -> Result<Self> {
+        let file = File::open(log).with_context(|| format!("opening {}", log.display()))?;
+        Ok(Self { log: BufReader::new(file), line: String::new(), vms: HashSet::new() })
+    }
+
+    /// How many they are by now.
+    fn count(&mut self) -> Result<usize> {
+        while self.log.read_line(&mut self.line).context("reading the log of the manager")? > 0
+            && self.line.ends_with('\n')
+        {
+            self.vms.extend(reconciled(self.line.trim_end()).map(str::to_owned));
+            self.line.clear();
+        }
+        Ok(self.vms.len())
+    }
+}
+
+/// The VM that was reconciled, if a line says that.
+fn reconciled(line: &str) -> Option<&str> {
+    let vm = line.strip_suffix(": reconciled")?.split_once("reconcile{vm=\"")?.1.split_once('/')?.1;
+    vm.split_once('"').map(|(name, _)| name)
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Holdings {
+    /// Open files.
+    pub files: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl Holdings {
+    fn of(pid: u32) -> Result<Self> {
+        let count = |what: &str| {
+            let folder = format!("/proc/{pid}/{what}");
+            anyhow::Ok(fs::read_dir(&folder).with_context(|| format!("listing {folder}"))?.count())
+        };
+        Ok(Self { files: count("fd")?, threads: count("task")? })
     }
 }
 

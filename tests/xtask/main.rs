@@ -22,6 +22,7 @@ mod reproducible;
 #[allow(dead_code, reason = "the tests use the rest")]
 mod requests;
 mod sbom;
+mod scale;
 mod setup;
 mod sweep;
 mod testrun;
@@ -121,6 +122,8 @@ enum Task {
     },
     /// The manager against a bare client that makes the same writes; docs/performance.md says more
     Bench(bench::Options),
+    /// How the manager's work grows with the number of VMs; docs/scale.md says more
+    Scale(scale::Options),
     /// From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
     Demo {
         /// Ask no registry for base images
@@ -244,6 +247,7 @@ fn run(task: Task) -> Result<bool> {
         Task::WebAssets => web_assets::build(),
         Task::ChartTest => chart::test(),
         Task::Bench(options) => bench::run_bench(&options),
+        Task::Scale(options) => scale::run_scale(&options),
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.

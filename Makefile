@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench scale bench-runner fuzz sim sim-planted e2e-faults lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist sbom reproducible cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench scale soak bench-runner fuzz sim sim-planted e2e-faults lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist sbom reproducible cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench: ## Compare the manager with a minimal client that sends the same writes; 
 
 scale: ## Measure how the manager's work grows with the number of VMs, on pretended nodes; SCALE holds options
 	@$(XTASK) scale $(SCALE)
+
+soak: ## Do everything at once on 300 VMs for SOAK_MINUTES (120): does the manager need more and more? SOAK holds options
+	@$(XTASK) soak $(SOAK)
 
 bench-runner: ## Measure the runner's memory and the guest's networks, and write them into docs/performance.md
 	VM_OPERATOR_TEST_UPDATE=1 cargo test --release --no-default-features --features runner --test guest measures:: -- --ignored --nocapture

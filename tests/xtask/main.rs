@@ -24,6 +24,7 @@ mod requests;
 mod sbom;
 mod scale;
 mod setup;
+mod soak;
 mod sweep;
 mod testrun;
 mod tools;
@@ -124,6 +125,8 @@ enum Task {
     Bench(bench::Options),
     /// How the manager's work grows with the number of VMs; docs/scale.md says more
     Scale(scale::Options),
+    /// Everything at once on some hundred VMs: whether a manager needs more and more
+    Soak(soak::Options),
     /// From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
     Demo {
         /// Ask no registry for base images
@@ -248,6 +251,7 @@ fn run(task: Task) -> Result<bool> {
         Task::ChartTest => chart::test(),
         Task::Bench(options) => bench::run_bench(&options),
         Task::Scale(options) => scale::run_scale(&options),
+        Task::Soak(options) => return soak::run_soak(&options),
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.

@@ -65,9 +65,11 @@ impl Facts {
         vm: &VirtualMachine,
         status: &VirtualMachineStatus,
         pod: Option<&Object>,
-        claims: Vec<Object>,
+        mut claims: Vec<Object>,
         now: Timestamp,
     ) -> Self {
+        // Of several with a problem the first one is named. In the order in which the manager got to know them it would be another one after a restart.
+        claims.sort_by(|one, other| one.key.name.cmp(&other.key.name));
         // What the manager has written before, and does not say any more, is no fact.
         let of_runner =
             |type_: &str| conditions::find(&status.conditions, type_).is_none() && is_said_by_runner(vm, type_);
@@ -434,5 +436,21 @@ mod tests {
             (facts.pod().is_none(), facts.is_up(), facts.claims.map(|claims| claims.len())),
             (true, false, Some(0))
         );
+    }
+
+    #[test]
+    fn of_several_claims_the_same_one_is_named_in_whatever_order_they_are_known() {
+        let vm = pending(|_| ()).vm;
+        let claims = |names: [&str; 2]| names.map(|name| facts_of_claim(name)).to_vec();
+        let named =
+            |claims| Facts::of_manager(&vm, &vm.status.clone().unwrap(), None, claims, crate::test_support::noon());
+        let names = |facts: Facts| facts.claims.unwrap().into_iter().map(|claim| claim.key.name).collect::<Vec<_>>();
+        for order in [["c", "d"], ["d", "c"]] {
+            assert_eq!(names(named(claims(order))), ["c", "d"]);
+        }
+    }
+
+    fn facts_of_claim(name: &str) -> Object {
+        pending(|value| value["claims"] = json!([unbound(name, "fast")])).claims.unwrap().remove(0)
     }
 }

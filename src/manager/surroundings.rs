@@ -21,7 +21,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
 use crate::{
@@ -34,6 +34,11 @@ use crate::{
 const FAILED: Duration = Duration::from_secs(30);
 /// How long the VM's reconcile waits for what is read. A list that takes longer is there at the next look.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long after its beginning a list is given to those who ask. A new manager looks at all VMs that are stuck: with a list for each, it and
+/// the API server would be busy for minutes. What has changed meanwhile shows at the next look.
+const FRESH: Duration = Duration::from_millis(500);
+/// All events of a namespace but those that are about VMs, which are the manager's own.
+const EVENTS: &str = "involvedObject.kind!=VirtualMachine";
 /// How many objects are read at once.
 const CHUNK: u32 = 500;
 
@@ -47,12 +52,20 @@ pub struct Surroundings {
     nodes: Lists<Node>,
     classes: Lists<StorageClass>,
     pods: Lists<Pod>,
+    /// By the name of the object that each is about.
+    events: Lists<Event>,
 }
 
 impl Surroundings {
     /// Nothing is read yet.
     pub fn new(cluster: Cluster) -> Self {
-        Self { cluster, nodes: Lists::default(), classes: Lists::default(), pods: Lists::default() }
+        Self {
+            cluster,
+            nodes: Lists::default(),
+            classes: Lists::default(),
+            pods: Lists::default(),
+            events: Lists::default(),
+        }
     }
 
     /// Adds what could show a cause. `has_maker`: the templates put a controller between the VM and its Pod.
@@ -67,7 +80,6 @@ impl Surroundings {
     }
 
     async fn read_all(&self, mut facts: Facts, has_maker: bool) -> Result<Facts, Unread> {
-        let client = &self.cluster.client;
         let place = facts.vm.namespace().unwrap_or_default();
         let Reads { nodes, node, neighbours, classes, volumes, claims, namespace } = facts.reads();
         let (all, one, neighbours, classes, volumes, absent, namespace) = try_join!(
@@ -83,11 +95,12 @@ impl Surroundings {
         facts.classes = classes.map(|classes| classes.to_vec());
         (facts.neighbours, facts.volumes, facts.absent_claims, facts.namespace) =
             (neighbours, volumes, absent, namespace);
-        let events = Api::<Event>::namespaced(client.clone(), &place);
         let of = facts.events_to_read(has_maker);
-        let of = of.iter().map(|name| ListParams::default().fields(&format!("involvedObject.name={name}")));
-        let read = try_join_all(of.map(|parameters| self.read(all_of(&events, parameters, |event| event)))).await?;
-        facts.events = read.into_iter().flatten().flatten().collect();
+        if !of.is_empty() {
+            let all = self.events(&place).await?;
+            facts.events =
+                of.iter().flat_map(|name| about(all.as_deref().unwrap_or_default(), name)).cloned().collect();
+        }
         Ok(facts)
     }
 
@@ -106,6 +119,20 @@ impl Surroundings {
         let with_node = ListParams::default().fields(Neighbours::field_selector());
         let pods = self.pods.get(namespace, self.list(api, with_node, Neighbours::reduced)).await?;
         Ok(pods.map(|pods| Neighbours::new(pods, false)))
+    }
+
+    /// The events of the namespace, by the name of the object that each is about. The API server reads all of them also for those of one object, so
+    /// VMs share them.
+    async fn events(&self, namespace: &str) -> Result<List<Event>, Unread> {
+        let (cluster, api) = (self.cluster.clone(), Api::namespaced(self.cluster.client.clone(), namespace));
+        let read = async move {
+            let answer = cluster.ask(all_of(&api, ListParams::default().fields(EVENTS), without_fields)).await;
+            Ok(known(answer)?.map(|mut events: Vec<Event>| {
+                events.sort_by(|one, other| subject(one).cmp(subject(other)));
+                Arc::from(events)
+            }))
+        };
+        self.events.get(namespace, read).await
     }
 
     /// A list that goes on being read when nobody waits for it.
@@ -185,15 +212,15 @@ type List<R> = Option<Arc<[R]>>;
 /// A list that is read, or waits until the one before it is read.
 type Reading<R> = Shared<BoxFuture<'static, Result<List<R>, Unread>>>;
 
-/// Lists that VMs share, by namespace: many may be stuck at once. Who asks gets a list that is read from then on, because what has changed for one VM is
-/// not in an older one. So there is one that is read, and one for all who came meanwhile.
+/// Lists that VMs share, by namespace: many may be stuck at once. Who asks gets one that began at most [`FRESH`] before, because what has changed for one
+/// VM is not in an older one. So there is one that is read, and one for all who came meanwhile.
 struct Lists<R>(Arc<Mutex<HashMap<String, Queue<R>>>>);
 
 struct Queue<R> {
     /// The newest one.
     newest: Reading<R>,
-    /// Whether it is still to begin.
-    waits: bool,
+    /// When it began; `None` while it waits for the one before.
+    began: Option<Instant>,
     /// Until when nothing is asked, because that failed.
     paused: Option<Instant>,
 }
@@ -209,8 +236,9 @@ impl<R: Send + Sync + 'static> Lists<R> {
     fn get(&self, namespace: &str, read: impl Future<Output = Result<List<R>, Unread>> + Send + 'static) -> Reading<R> {
         let mut lists = lock(&self.0);
         let before = lists.get(namespace);
-        if let Some(Queue { newest, waits, paused }) = before
-            && (*waits || paused.is_some_and(|paused| Instant::now() < paused))
+        if let Some(Queue { newest, began, paused }) = before
+            && (began.is_none_or(|began| began.elapsed() < FRESH)
+                || paused.is_some_and(|paused| Instant::now() < paused))
         {
             return newest.clone();
         }
@@ -223,15 +251,18 @@ impl<R: Send + Sync + 'static> Lists<R> {
             if let Some(lists) = weak.upgrade()
                 && let Some(queue) = lock(&lists).get_mut(&key)
             {
-                queue.waits = false;
+                queue.began = Some(Instant::now());
             }
             read.await
         };
         let newest = newest.boxed().shared();
-        lists.insert(namespace.to_owned(), Queue { newest: newest.clone(), waits: true, paused: None });
+        lists.insert(namespace.to_owned(), Queue { newest: newest.clone(), began: None, paused: None });
         let (weak, key, reading) = (Arc::downgrade(&self.0), namespace.to_owned(), newest.clone());
         tokio::spawn(async move {
             let is_read = reading.clone().await.is_ok();
+            if is_read {
+                sleep(FRESH).await;
+            }
             let Some(lists) = weak.upgrade() else { return };
             let mut lists = lock(&lists);
             let Some(queue) = lists.get_mut(&key).filter(|queue| queue.newest.ptr_eq(&reading)) else { return };
@@ -270,11 +301,30 @@ fn trimmed(mut node: Node) -> Node {
     node
 }
 
+/// An event without what is of no use here.
+fn without_fields(mut event: Event) -> Event {
+    event.metadata.managed_fields = None;
+    event
+}
+
+/// The name of the object that an event is about.
+fn subject(event: &Event) -> &str {
+    event.involved_object.name.as_deref().unwrap_or_default()
+}
+
+/// The events about objects of this name, of all that are ordered by it.
+fn about<'a>(events: &'a [Event], name: &str) -> &'a [Event] {
+    let first = events.partition_point(|event| subject(event) < name);
+    let rest = events.get(first..).unwrap_or_default();
+    let count = rest.partition_point(|event| subject(event) == name);
+    rest.get(..count).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use tokio::time::sleep;
+    use k8s_openapi::api::core::v1::ObjectReference;
 
     use super::*;
 
@@ -318,11 +368,38 @@ mod tests {
             assert_eq!((count(), start.elapsed()), (2, 3 * second / 2), "not the one that had begun");
         };
         futures::join!(first, later);
+        // One that has just begun is new enough, also when it is read.
+        let (before, at_once) = (count(), || plan.get("new", Duration::ZERO, list()));
+        for _ in 0..3 {
+            assert!(at_once().await.is_ok());
+            sleep(FRESH / 4).await;
+        }
+        assert_eq!(count(), before + 1);
+        sleep(FRESH / 4).await;
+        assert!(at_once().await.is_ok());
+        assert_eq!(count(), before + 2);
         // Another namespace waits for nobody, and a list is read to its end though nobody waits any more.
         assert!(plan.get("slow", 3 * PATIENCE / 2, list()).await.is_err());
         sleep(PATIENCE).await;
-        assert_eq!(count(), 3);
+        assert_eq!(count(), before + 3);
         assert!(lock(&plan.lists.0).is_empty(), "they are dropped");
+    }
+
+    #[test]
+    fn the_events_about_a_name_are_found_among_those_of_all() {
+        let named = |name: &str, message: &str| Event {
+            involved_object: ObjectReference { name: Some(name.into()), ..ObjectReference::default() },
+            message: Some(message.into()),
+            ..Event::default()
+        };
+        let events = [named("apple", "1"), named("apple-disk", "2"), named("pear", "3"), named("pear", "4")];
+        let found = |name| about(&events, name).iter().filter_map(|event| event.message.as_deref()).collect::<Vec<_>>();
+        assert_eq!(found("apple"), ["1"]);
+        assert_eq!(found("pear"), ["3", "4"]);
+        for absent in ["", "appl", "banana", "zucchini"] {
+            assert!(found(absent).is_empty(), "{absent}");
+        }
+        assert!(about(&[], "apple").is_empty());
     }
 
     #[tokio::test(start_paused = true)]

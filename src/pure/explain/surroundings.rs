@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn of_several_claims_the_same_one_is_named_in_whatever_order_they_are_known() {
         let vm = pending(|_| ()).vm;
-        let claims = |names: [&str; 2]| names.map(|name| facts_of_claim(name)).to_vec();
+        let claims = |names: [&str; 2]| names.map(facts_of_claim).to_vec();
         let named =
             |claims| Facts::of_manager(&vm, &vm.status.clone().unwrap(), None, claims, crate::test_support::noon());
         let names = |facts: Facts| facts.claims.unwrap().into_iter().map(|claim| claim.key.name).collect::<Vec<_>>();

@@ -295,7 +295,7 @@ fn may_end(version: u64, store: &Store, vm: &str) -> bool {
     let of_vm = |object: &Arc<Value>| object["metadata"]["uid"] == vm;
     let states = store.changes.iter().filter(|change| of_vm(&change.last));
     let last = |until: u64| {
-        let known = states.clone().filter(|change| change.version <= until).last();
+        let known = states.clone().rfind(|change| change.version <= until);
         known.and_then(|change| change.after.as_ref())
     };
     let runs = |vm: &Value| vm["spec"]["vm"]["state"] == "Running" && !is_deleting(vm);
@@ -513,7 +513,7 @@ mod tests {
 
     #[test]
     fn a_write_that_was_meant_for_an_earlier_object_is_found() {
-        let map = || json!({ "metadata": { "uid": "new" } });
+        let map = || json!({ "metadata": { "uid": "new", "ownerReferences": [{ "uid": "of-a" }] } });
         let store = history(&[("ConfigMap", "a", json!({ "metadata": { "uid": "old" } })), ("ConfigMap", "a", map())]);
         let target = target("ConfigMap", "a");
         let sent = |since| {

@@ -11,6 +11,8 @@ use crate::tools::{self, is_root, root};
 
 /// The test program of what is tested on an API server without a node.
 const API_SERVER: &str = "api_server";
+/// The one of what is tested on a node with kubelet and guests.
+const NODE: &str = "node";
 /// The one in which the manager runs against a played cluster. As [`API_SERVER`], it is a folder of its own.
 const SIMULATION: &str = "sim";
 
@@ -57,8 +59,9 @@ pub fn run(filters: &[String]) -> Result<bool> {
     let others = others.iter().flat_map(|suite| ["--test", suite.as_str()]);
     let others: Vec<_> = ["--lib", "--bins"].into_iter().chain(others).collect();
     let (mut count, mut all_well) = (Count::default(), true);
-    // Tests on an API server often wait. Those with guests do not.
-    for (suites, threads) in [(&others[..], cores), (&["--test", API_SERVER], cores + 1)] {
+    // Tests on an API server or a node often wait: for watches, Pods, the boot of one guest. Those with nothing but guests do not.
+    let runs = [(&others[..], cores), (&["--test", NODE], cores + 1), (&["--test", API_SERVER], cores + 1)];
+    for (suites, threads) in runs {
         let begin = Instant::now();
         all_well &= cargo(suites, threads, filters, &mut count)?;
         println!("took {} s", begin.elapsed().as_secs());
@@ -67,7 +70,7 @@ pub fn run(filters: &[String]) -> Result<bool> {
     Ok(all_well)
 }
 
-/// The test programs of `tests` but for [`API_SERVER`].
+/// The test programs of `tests` but for [`API_SERVER`] and [`NODE`].
 fn other_suites() -> Result<Vec<String>> {
     let mut suites = Vec::new();
     for entry in std::fs::read_dir(root().join("tests")).context("reading the folder tests")? {
@@ -75,7 +78,7 @@ fn other_suites() -> Result<Vec<String>> {
         let is_suite = path.extension().is_some_and(|end| end == "rs");
         suites.extend(path.file_stem().filter(|_| is_suite).map(|stem| stem.to_string_lossy().into_owned()));
     }
-    suites.retain(|suite| suite != API_SERVER);
+    suites.retain(|suite| suite != API_SERVER && suite != NODE);
     suites.push(SIMULATION.to_owned());
     suites.sort();
     Ok(suites)

@@ -18,7 +18,7 @@ mod report;
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     sync::{Arc, Mutex},
     time::Duration,
@@ -97,6 +97,8 @@ pub struct Reconciler {
     pub written: Written,
     /// The VMs whose last reconcile failed.
     failing: Mutex<HashMap<ObjectRef<PackedVm>, Failing>>,
+    /// The VMs whose last status could not be written, or not with their claims.
+    unnamed: Mutex<HashSet<ObjectRef<PackedVm>>>,
 }
 
 /// What the reconciler remembers of a VM while its reconciles fail.
@@ -154,6 +156,7 @@ impl Reconciler {
             unrest: Unrest::default(),
             written: Written::default(),
             failing: Mutex::default(),
+            unnamed: Mutex::default(),
         }
     }
 
@@ -254,6 +257,7 @@ impl Reconciler {
         self.agents.forget(&vm);
         self.unrest.forget(&vm);
         lock(&self.failing).remove(&vm);
+        lock(&self.unnamed).remove(&vm);
     }
 }
 

@@ -179,14 +179,20 @@ pub fn that_goes_with_pod<'a>(vm: &VirtualMachine, observed: &'a Observed, pod: 
 }
 
 /// The names of the claims that this Pod of the VM mounts, and that are the VM's, but that its status does not name yet. When such a claim is gone, only
-/// the status says that a guest has had it, so that no empty one takes its place.
-pub fn unrecorded(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], pod: &Object) -> Vec<String> {
+/// the status says that a guest has had it, so that no empty one takes its place. One that a person has given up may go.
+pub fn unrecorded(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    rendered: Option<&[Rendered]>,
+    pod: &Object,
+) -> Vec<String> {
     let is_recorded = |claim: &ClaimStatus| known(vm, &claim.name).is_some_and(|known| known.uid == claim.uid);
     let is_mounted = |claim: &ClaimStatus| pod.mounted_claims().any(|(mounted, _)| mounted == claim.name);
     let goes_with_pod = |claim: &ClaimStatus| pod.ephemeral_claims().any(|own| own == claim.name);
-    let claims = claims(vm, observed, rendered, &[]).into_iter();
+    let may_go = |claim: &ClaimStatus| claim.uid.as_ref().is_none_or(|uid| is_given_up(vm, uid));
+    let claims = named(vm, observed, rendered, &[]).into_iter();
     let unrecorded =
-        claims.filter(|claim| claim.uid.is_some() && is_mounted(claim) && !goes_with_pod(claim) && !is_recorded(claim));
+        claims.filter(|claim| !may_go(claim) && is_mounted(claim) && !goes_with_pod(claim) && !is_recorded(claim));
     unrecorded.map(|claim| claim.name).collect()
 }
 
@@ -311,6 +317,37 @@ fn refused_growth<'a>(vm: &'a VirtualMachine, wanted: &Rendered, found: &Object)
             && finding.current == current
             && finding.wanted == wanted
     })
+}
+
+/// What the status says about the claims. `rendered` is `None` while the templates can't be rendered: then the claims that are known stay known, and
+/// those of the VM's disks that its Pod mounts are known from now on.
+pub fn named(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    rendered: Option<&[Rendered]>,
+    refusals: &[RefusedChange],
+) -> Vec<ClaimStatus> {
+    if let Some(rendered) = rendered {
+        return claims(vm, observed, rendered, refusals);
+    }
+    let mut claims: Vec<ClaimStatus> = vm.status.iter().flat_map(|status| status.claims.clone()).collect();
+    let is_new = |claim: &&Arc<Object>| {
+        let (name, pods) = (&claim.key.name, &observed.objects);
+        known(vm, name).is_none()
+            && matches!(whose(vm, observed, claim), Whose::Own | Whose::Former)
+            && pods.iter().any(|pod| is_mounted_by(vm, pod, name))
+    };
+    let mounted: Vec<String> = possible_names(vm).collect();
+    let mounted = mounted.iter().filter_map(|name| observed.claim(name)).filter(is_new);
+    claims.extend(mounted.map(|claim| ClaimStatus {
+        name: claim.key.name.clone(),
+        uid: Some(claim.uid.clone()),
+        unused: false,
+        entry: entry_of(vm, &claim.key.name),
+        findings: Vec::new(),
+    }));
+    claims.sort_by(|one, other| one.name.cmp(&other.name));
+    claims
 }
 
 /// Derives `status.claims`: the claims with findings, and those that the VM does not use any more, sorted by name.
@@ -727,6 +764,21 @@ mod tests {
                 format!("claim apple-core-disk is deleted, with its data, together with {named}, which owns it: ");
             assert!(condition.message.starts_with(&expected), "{}", condition.message);
         }
+    }
+
+    #[test]
+    fn claims_that_a_pod_mounts_become_known_also_while_nothing_can_be_rendered() {
+        let vm = vm(|_| ());
+        let objects = rendered(&vm, &nothing());
+        let named = |objects: &[Rendered]| {
+            let observed = applied(objects, |_, _| ());
+            named(&vm, &observed, None, &[]).into_iter().map(|claim| (claim.name, claim.uid)).collect::<Vec<_>>()
+        };
+        let known = ["apple-core-disk", "apple-runner-data"]
+            .map(|name| (name.to_owned(), Some(format!("PersistentVolumeClaim-{name}"))));
+        assert_eq!(named(&objects), known);
+        let without_pod: Vec<_> = objects.into_iter().filter(|object| !object.key.is_pod()).collect();
+        assert_eq!(named(&without_pod), []);
     }
 
     #[test]

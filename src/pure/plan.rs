@@ -261,16 +261,16 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// The claims that guests have, that may go with the Pods that the plan deletes, and that the status does not name yet.
+    /// The claims that guests have, that may go with the Pods that the plan deletes, and that the status does not name yet. The status of a VM that is
+    /// being deleted is read by nobody, and a Pod that is being deleted goes anyway.
     fn unrecorded_claims(&self) -> Vec<String> {
-        let Some(rendered) = self.rendered else { return Vec::new() };
         let guests: Vec<_> = self.instances.guests().chain(self.instances.makers()).map(|object| &object.uid).collect();
         let ends_guest = |action: &Action| matches!(action, Action::Delete { uid, .. } if guests.contains(&uid));
-        if !self.plan.steps.iter().flatten().any(ends_guest) {
+        if self.vm.metadata.deletion_timestamp.is_some() || !self.plan.steps.iter().flatten().any(ends_guest) {
             return Vec::new();
         }
-        let of_pod = |pod| claims::unrecorded(self.vm, self.observed, rendered, pod);
-        self.instances.guests().flat_map(|pod| of_pod(pod)).collect()
+        let pods = self.instances.guests().filter(|pod| pod.deleting.is_none());
+        pods.flat_map(|pod| claims::unrecorded(self.vm, self.observed, self.rendered, pod)).collect()
     }
 
     fn is_up_wanted(&self) -> bool {

@@ -209,10 +209,7 @@ pub fn draft(reconciled: &Reconciled<'_>) -> Draft {
     let ready = ready(reconciled, &guest, pods);
     let (reason, tail) = (ready.reason(), ready.tail().to_owned());
     let phase = phase(reconciled, &guest, pods, reason);
-    // While nothing can be rendered, the claims that are known stay known.
-    let known = || vm.status.as_ref().map(|status| status.claims.clone()).unwrap_or_default();
-    let claims =
-        rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
+    let claims = claims::named(vm, observed, rendered.ok(), &outcome.refusals);
 
     let problem = ready.problem();
     let mut new = vec![templates_valid(reconciled), ready.into()];

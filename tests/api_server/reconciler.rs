@@ -533,6 +533,41 @@ async fn events_are_written_even_if_the_status_can_not_be_written() {
     assert_eq!(phase, None, "the status was written");
 }
 
+/// Before a guest goes, the status names its claims. Where it may not, nobody waits for that.
+#[tokio::test]
+async fn a_vm_whose_status_may_not_name_its_claims_can_be_stopped() {
+    let ns = ManagedNamespace::new("unnamed").await;
+    let name = ns.namespace.name();
+    let here = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": { "name": name },
+        "spec": {
+            "matchConstraints": { "namespaceSelector": here, "resourceRules": [{ "apiGroups": ["vmoperator.jdrupes.org"],
+                "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["vms/status"] }] },
+            "validations": [{ "expression": "!has(object.status.claims) || object.status.claims.size() == 0", "reason": "Invalid",
+                "message": "status.claims: not here" }],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": name },
+        "spec": { "policyName": name, "validationActions": ["Deny"] },
+    });
+    let vm = ns.create_vm("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    ns.namespace.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": [policy, binding] }).to_string());
+    let vms: Api<VirtualMachine> = ns.api();
+    let touch = Patch::Merge(json!({ "status": { "claims": [{ "name": "x", "uid": "y" }] } }));
+    eventually("the policy to be in force", LIMIT, async || {
+        vms.patch_status(&vm.name_any(), &PatchParams::default(), &touch).await.is_err().then_some(())
+    })
+    .await;
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    assert!(vm.status.unwrap().claims.is_empty(), "the policy is in force");
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.wait_for_no_pod("apple").await;
+    ns.namespace.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", name]);
+}
+
 #[tokio::test]
 async fn any_text_in_cloud_init_data_reaches_the_guest_unchanged() {
     let ns = ManagedNamespace::new("texts").await;

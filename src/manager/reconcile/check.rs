@@ -8,6 +8,7 @@ use super::{Reconciler, Turn, observe::View};
 use crate::{
     cluster::ActionError,
     plan::{Fact, Otherwise, Part, Plan, Precondition, instances},
+    process::lock,
 };
 
 /// What becomes of a plan.
@@ -64,7 +65,7 @@ impl Reconciler {
             Fact::RestartPossible => {
                 cluster.check_restart(vm, view.plannable().unwrap_or_default()).await.map(|()| true)
             }
-            Fact::HasFailed => Ok(turn.failures > 0),
+            Fact::StatusFails => Ok(lock(&self.unnamed).contains(&turn.name)),
             Fact::VmCurrent => cluster.is_current(vm).await,
             Fact::ReportsCurrent => cluster.are_reports_current(vm, &view.observed).await,
             Fact::ClaimsStay(claims) => Ok(cluster.deleted_claim(vm, claims).await?.is_none()),

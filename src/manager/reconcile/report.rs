@@ -22,7 +22,7 @@ use crate::{
     observed::{NodeState, Object, Observed},
     ownership::{has_fields_of_runner, status_differs, trim},
     plan::{Plan, instances},
-    process::ErrorChain,
+    process::{ErrorChain, lock},
     schedule::{self, Persistence},
     status::{
         Draft, ExecutionResult, LookedUp, Reconciled, draft,
@@ -35,12 +35,18 @@ use crate::{
 /// answered without one.
 const OVERTAKEN: Duration = Duration::from_secs(30);
 
+/// After how long a VM is looked at again when it has turned out that its status can't name its claims. What waits for that waits no longer.
+const UNNAMED: Duration = Duration::from_secs(1);
+
 /// What has become of the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StatusWrite {
     /// It was as it should be.
     Unneeded,
-    Written,
+    Written {
+        /// Whether it has all claims: a part of it may have been refused.
+        has_claims: bool,
+    },
     /// The VM was deleted or changed meanwhile.
     Overtaken,
     /// The API server takes no part of it.
@@ -91,17 +97,18 @@ impl Reconciler {
         // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(&reconciled, &wanted, &executed.done));
         let written = match status_differs(stored, &wanted) {
-            true => self.write_status(stored, &wanted).await,
+            true => self.write_status(turn, &wanted).await,
             false => Ok(StatusWrite::Unneeded),
         };
-        let is_written = matches!(written, Ok(StatusWrite::Written));
+        let is_news = self.note_claims(turn, &written);
+        let is_written = matches!(written, Ok(StatusWrite::Written { .. }));
         self.remember_retry(turn, plan.retry.clone().filter(|_| written.is_err()));
         if (!executed.done.is_empty() || is_written) && self.unrest.wrote(&turn.name, vm, Instant::now()) {
             let last: Vec<String> = executed.done.iter().map(|action| action.key().to_string()).collect();
             warn!(objects = last.join(", "), status = is_written, "the VM is written again and again");
         }
         let written = written?;
-        if written != StatusWrite::Written {
+        if !is_written {
             self.write_stopped(vm, plan).await?;
         }
         // A report is left only if its Pod is known not to exist.
@@ -110,7 +117,8 @@ impl Reconciler {
             self.take_over(stored, observed).await?;
         }
         let overtaken = (written == StatusWrite::Overtaken).then_some(OVERTAKEN);
-        Ok(look.into_iter().chain(at_rest.map(|(_, again)| again)).chain(overtaken).min())
+        let unnamed = is_news.then_some(UNNAMED);
+        Ok(look.into_iter().chain(at_rest.map(|(_, again)| again)).chain(overtaken).chain(unnamed).min())
     }
 
     /// Looks for the cause if the VM is not as its spec wants it, and adds it to the status.
@@ -168,11 +176,23 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn write_status(
-        &self,
-        vm: &VirtualMachine,
-        wanted: &VirtualMachineStatus,
-    ) -> Result<StatusWrite, ReconcileError> {
+    /// Remembers whether the status names the VM's claims. Returns whether it has turned out now that it can't.
+    fn note_claims(&self, turn: &Turn, written: &Result<StatusWrite, ReconcileError>) -> bool {
+        let mut unnamed = lock(&self.unnamed);
+        match written {
+            Ok(StatusWrite::Unneeded | StatusWrite::Written { has_claims: true }) => {
+                unnamed.remove(&turn.name);
+                false
+            }
+            Ok(StatusWrite::Written { has_claims: false } | StatusWrite::Refused) | Err(_) => {
+                unnamed.insert(turn.name.clone())
+            }
+            Ok(StatusWrite::Overtaken) => false,
+        }
+    }
+
+    async fn write_status(&self, turn: &Turn, wanted: &VirtualMachineStatus) -> Result<StatusWrite, ReconcileError> {
+        let vm = &*turn.stored;
         match self.cluster.write_status(vm, wanted).await {
             Ok(StatusWritten { vm: mut written, refused }) => {
                 if let Some(message) = refused {
@@ -183,9 +203,10 @@ impl Reconciler {
                 }
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
+                let has_claims = names_claims(&written, wanted);
                 trim(&mut written);
                 self.written.insert(Arc::new(written));
-                Ok(StatusWrite::Written)
+                Ok(StatusWrite::Written { has_claims })
             }
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(StatusWrite::Overtaken),
             Err(error) => {
@@ -206,6 +227,12 @@ impl Reconciler {
             self.recorder.record(event, regarding.clone());
         }
     }
+}
+
+/// Whether a VM's status has all claims, each with its UID, that it should have.
+fn names_claims(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
+    let named = vm.status.as_ref().map(|status| status.claims.as_slice()).unwrap_or_default();
+    wanted.claims.iter().all(|claim| named.iter().any(|it| it.name == claim.name && it.uid == claim.uid))
 }
 
 /// The failure that the status reports, if a person must know of it.

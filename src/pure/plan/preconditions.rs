@@ -47,8 +47,8 @@ pub enum Fact {
     },
     /// What runs the guest after a restart exists, or could be created.
     RestartPossible,
-    /// A reconcile of the VM has just failed, and its status with it perhaps: it is not waited for.
-    HasFailed,
+    /// The last status of the VM could not be written, or not with its claims: it is not waited for.
+    StatusFails,
     /// The API server has the VM as it is here, and it is not being deleted.
     VmCurrent,
     /// The API server has the VM's reports as they were observed: the last one may say that the guest has shut itself down.
@@ -87,7 +87,7 @@ impl Fact {
         match self {
             Self::AgentsTurn => "other agents are replaced now: the agent keeps its image until its turn comes",
             Self::SourcesAllowed { .. } => "the cloud-init data can't be used",
-            Self::HasFailed => {
+            Self::StatusFails => {
                 "the status does not name all claims of the guest yet: nothing is deleted before it does"
             }
             Self::RestartPossible => "the guest would not start again: it stays up",
@@ -126,7 +126,7 @@ pub(super) fn preconditions(
         all.extend(facts.map(|fact| leave_out(Part::Restart, fact)));
     }
     if forgets {
-        all.push(leave_out(Part::Deletions, Fact::HasFailed));
+        all.push(leave_out(Part::Deletions, Fact::StatusFails));
     }
     let makes_running = actions().any(Action::makes_running);
     if adopts || makes_running && is_known(vm) || !unwanted.is_empty() {

@@ -183,18 +183,21 @@ fn decide_with(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered]) 
 fn nothing_is_deleted_before_the_status_names_the_claims_that_the_pod_mounts() {
     let claims = |uid: &str| json!([{ "name": "apple-core-disk", "uid": uid }, { "name": "apple-runner-data", "uid": "PersistentVolumeClaim-apple-runner-data" }]);
     // Whether the Pod is deleted, and whether that presumes that the status can't be written.
-    let decision = |status: Value, edit: &dyn Fn(&str, &mut Value)| {
+    let decide = |status: Value, given_up: &str, is_rendered: bool, edit: &dyn Fn(&str, &mut Value)| {
         let vm = vm(|vm| {
             vm["spec"]["vm"]["state"] = json!("Stopped");
             set_by("Update", vm);
+            vm["metadata"]["annotations"] = json!({ crate::object::REPLACE_CLAIM_ANNOTATION: given_up });
             vm["status"] = status;
         });
         let observed = cluster(&vm, edit);
-        let plan = super::super::plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        let rendered = rendered(&vm, &observed);
+        let plan = super::super::plan(&vm, &observed, is_rendered.then_some(&rendered));
         assert!(plan.waits.iter().any(|wait| matches!(wait, Wait::Gone(_))), "it is to go");
         let is_deleted = short(&plan).iter().any(|step| step.contains("delete Pod apple"));
-        (is_deleted, facts(&plan).contains(&Fact::HasFailed))
+        (is_deleted, facts(&plan).contains(&Fact::StatusFails))
     };
+    let decision = |status: Value, edit: &dyn Fn(&str, &mut Value)| decide(status, "", true, edit);
     let (certainly, if_it_fails, never) = ((true, false), (true, true), (false, true));
     let as_it_is = |_: &str, _: &mut Value| ();
     let known = || json!({ "claims": claims("PersistentVolumeClaim-apple-core-disk") });
@@ -214,4 +217,7 @@ fn nothing_is_deleted_before_the_status_names_the_claims_that_the_pod_mounts() {
     };
     assert_eq!(decision(json!({}), &going), never, "it goes with the Pod");
     assert_eq!(decision(known(), &going), certainly, "that is known");
+    assert_eq!(decide(json!({}), "", false, &going), never, "while nothing can be rendered, too");
+    let all = "PersistentVolumeClaim-apple-core-disk,PersistentVolumeClaim-apple-runner-data";
+    assert_eq!(decide(json!({}), all, true, &going), certainly, "a person has given it up");
 }

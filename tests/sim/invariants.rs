@@ -99,7 +99,8 @@ impl Invariants {
         }
     }
 
-    /// The manager deletes no Pod for its own reasons, or to restart its guest, with which a claim goes that somebody has deleted.
+    /// A claim that somebody has deleted is gone when its last Pod is. So the manager deletes such a Pod only if the VM is to be down, not to restart the
+    /// guest.
     fn claim_stays_with_pod(&self, written: &Written<'_>, store: &Store, world: &World) -> Result<(), String> {
         let Some(pod) = written.before.as_ref().filter(|pod| written.target.kind == kind("Pod") && !is_deleting(pod))
         else {
@@ -164,7 +165,8 @@ fn one_guest_for_each_vm(world: &World) -> Result<(), String> {
     }
 }
 
-/// A person's Pod may be made at any time; a guest that starts beside it is [`pod_writes_alone`].
+/// No two guests of VMs write to one claim. The Pod of a person is no guest: the manager may not know it yet, so [`at_rest`] checks that the VM is not
+/// Ready beside it.
 fn one_writer_for_each_claim(world: &World) -> Result<(), String> {
     let mut writers: BTreeMap<&String, Vec<&str>> = BTreeMap::new();
     for guest in world.guests.values().filter(|guest| guest.is_of_vm) {
@@ -237,12 +239,12 @@ fn spec_is_untouched(written: &Written<'_>) -> Result<(), String> {
     };
     let ours = |object: &Value| {
         let mut object = object.clone();
-        for pointer in ["/metadata/managedFields", "/metadata/resourceVersion", "/metadata/generation", "/status"] {
+        for pointer in ["/metadata/managedFields", "/metadata/resourceVersion", "/metadata/generation"] {
             object.pointer_mut(pointer).map(Value::take);
         }
-        if after["spec"]["vm"]["state"] == "Stopped" {
+        if before["spec"]["vm"]["state"] != "Stopped" && after["spec"]["vm"]["state"] == "Stopped" {
             object.pointer_mut("/spec/vm/state").map(Value::take);
-            object["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
+            object["metadata"]["annotations"]["vmoperator.jdrupes.org/guestShutdownAt"].take();
         }
         object.as_object_mut().map(|object| object.remove("status"));
         object

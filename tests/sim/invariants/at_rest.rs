@@ -23,6 +23,7 @@ struct Found<'a> {
     is_owned: bool,
 }
 
+/// Checks each VM when nothing happens any more; the error says which one is wrong.
 pub fn at_rest(store: &Store, world: &World) -> Result<(), String> {
     store.of("VirtualMachine").try_for_each(|(target, vm)| {
         let found = Found::new(&target.name, vm, store, world);
@@ -61,7 +62,7 @@ impl<'a> Found<'a> {
         let (runs, is_owned) = (self.guest.is_some(), self.is_owned);
         if self.is_true("Running") && !runs || !self.is_true("Running") && is_owned {
             return Err(format!(
-                "the status of {} says Running={}, and its guest runs: {is_owned}",
+                "the status of {} says Running={}, and its guest runs: {runs} (in a Pod of its own: {is_owned})",
                 self.name,
                 self.is_true("Running")
             ));
@@ -69,7 +70,7 @@ impl<'a> Found<'a> {
         let wants = self.vm["spec"]["vm"]["state"] == "Running";
         if self.is_true("Ready") && wants != runs {
             return Err(format!(
-                "{} is Ready, its state should be Running: {wants}, and its guest runs: {is_owned}",
+                "{} is Ready, its state should be Running: {wants}, and its guest runs: {runs}",
                 self.name
             ));
         }

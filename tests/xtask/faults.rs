@@ -3,7 +3,7 @@
 //! | the line | what happens |
 //! |---|---|
 //! | `fault kill NAME` | the component is killed, and stays away |
-//! | `fault start NAME [ARGUMENT ...]` | it is started again, with these arguments too; what is ordered next waits until containerd answers |
+//! | `fault start NAME [ARGUMENT ...]` | it is started again, with these arguments too; if it is containerd, the next order waits until it answers |
 //! | `fault crash` | the node loses its power: the kubelet, containerd and all that runs in containers is killed, and stays away |
 
 use std::fs;

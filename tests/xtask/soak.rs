@@ -38,8 +38,8 @@ const NAMESPACE: &str = "soak";
 const SAMPLE: Duration = Duration::from_secs(10);
 /// The shortest time between two changes of leaders: a killed one is waited for.
 const BETWEEN_LEADERS: Duration = Duration::from_secs(30);
-/// How many leaders there are before the one that stays.
-const LEADERS: u32 = 8;
+/// Into how many parts the time with changes is divided; the leader changes between two of them.
+const PARTS: u32 = 8;
 /// The time between two changes of templates.
 const BETWEEN_TEMPLATES: Duration = Duration::from_secs(120);
 /// How long a new leader may take for what came while none worked: that is no sample of its usual work.
@@ -99,7 +99,7 @@ pub fn run_soak(options: &Options) -> Result<bool> {
     println!("The samples are in {}.", file.strip_prefix(root()).unwrap_or(&file).display());
     let last = report.samples.iter().map(|sample| sample.leader).max().unwrap_or_default();
     let of_last: Vec<Sample> = report.samples.into_iter().filter(|sample| sample.leader == last).collect();
-    let verdict = Verdict::of(&of_last).context("the soak was too short to compare anything: at least 8 minutes")?;
+    let verdict = Verdict::of(&of_last).context("the soak was too short to compare anything: at least 3 minutes")?;
     println!("\n{} samples of the last leader, number {}:\n\n{}", of_last.len(), last + 1, verdict.table());
     Ok(verdict.is_passed())
 }
@@ -137,7 +137,7 @@ impl<'a> Soak<'a> {
         // What VMs that are deleted leave is deleted by it.
         let _collector = self.cluster.garbage_collector()?.context("there is no kube-controller-manager")?;
         let (begin, whole) = (Instant::now(), Duration::from_secs(60 * options.minutes));
-        let (with_changes, between) = (whole / 3, (whole / 3 / LEADERS).max(BETWEEN_LEADERS));
+        let (with_changes, between) = (whole / 3, (whole / 3 / PARTS).max(BETWEEN_LEADERS));
         let (mut leads_since, mut templates) = (begin, 0);
         let (mut next_sample, mut last) = (begin + SAMPLE, self.look().await?);
         let mut actions = 0;
@@ -244,18 +244,18 @@ impl<'a> Soak<'a> {
             Api::<VirtualMachine>::namespaced(client.clone(), NAMESPACE).list(&all).await.context("listing the VMs")?;
         let pods = Api::<Pod>::namespaced(client, NAMESPACE).list_metadata(&all).await.context("listing the Pods")?;
         let wanted = self.people.vms();
-        let has_pod = |name: &str| pods.items.iter().any(|pod| pod.name_any() == name);
         let of_vms = vms.items.iter().filter_map(|vm| {
             let (name, ready) = (vm.name_any(), vm.status.as_ref().and_then(|status| status.ready));
             match wanted.get(&name) {
                 None => Some(format!("{name} should be deleted")),
                 Some(true) if ready != Some(true) => Some(format!("{name} should run")),
-                Some(false) if has_pod(&name) => Some(format!("{name} should not run")),
                 Some(_) => None,
             }
         });
+        let exists = |name: &&String| vms.items.iter().any(|vm| vm.name_any() == **name);
+        let lost = wanted.keys().filter(|name| !exists(name)).map(|name| format!("{name} should exist"));
         let stray = pods.items.iter().map(ResourceExt::name_any).filter(|name| wanted.get(name) != Some(&true));
-        Ok(of_vms.chain(stray.map(|name| format!("Pod {name} should not exist"))).collect())
+        Ok(of_vms.chain(lost).chain(stray.map(|name| format!("Pod {name} should not exist"))).collect())
     }
 }
 

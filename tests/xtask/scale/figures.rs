@@ -128,13 +128,10 @@ impl Figures {
         self.steps.iter().find(|measured| measured.step == step)
     }
 
-    /// The most memory that a manager had with VMs that run, MB.
-    pub fn peak(&self) -> f64 {
-        self.steps
-            .iter()
-            .filter(|measured| measured.step.is_of_running())
-            .map(|measured| measured.peak)
-            .fold(0.0, f64::max)
+    /// The most memory that a manager had with VMs that run, MB; `None` if no such step was done.
+    pub fn peak(&self) -> Option<f64> {
+        let running = self.steps.iter().filter(|measured| measured.step.is_of_running());
+        running.map(|measured| measured.peak).reduce(f64::max)
     }
 }
 

@@ -65,11 +65,12 @@ pub fn of(report: &Report) -> String {
             row(&mut text, step.name(), cells, grows);
         }
     }
-    head(&mut text, "memory beyond that without VMs, kB per VM", figures);
-    let beyond = |figures: &Figures| (figures.peak() - figures.rss_empty) * 1e3;
-    let cells = figures.iter().map(|figures| format!("{:.1}", beyond(figures) / figures.n as f64));
-    let points: Vec<_> = figures.iter().map(|figures| (figures.n as f64, beyond(figures))).collect();
-    row(&mut text, "VMs that run, at most", cells, exponent(&points));
+    if figures.iter().any(|figures| figures.peak().is_some()) {
+        head(&mut text, "memory beyond that without VMs, kB per VM", figures);
+        let per_vm = |figures: &Figures| Some((figures.peak()? - figures.rss_empty) * 1e3 / figures.n as f64);
+        let cells = figures.iter().map(|figures| per_vm(figures).map_or_else(String::new, |kb| format!("{kb:.1}")));
+        row(&mut text, "VMs that run, at most", cells, None);
+    }
     text + &goals(figures)
 }
 
@@ -96,7 +97,8 @@ fn goals(figures: &[Figures]) -> String {
         let _ = writeln!(text, "| {name} | {figure} | {} |", if is_met { "met" } else { "MISSED" });
     };
     for figures in figures {
-        let (peak, most) = (figures.peak(), memory_goal(figures.n));
+        let Some(peak) = figures.peak() else { continue };
+        let most = memory_goal(figures.n);
         let name = format!("memory with {} VMs: at most {most:.1} MB", thousands(figures.n as u64));
         goal(&name, format!("{peak:.1} MB"), peak <= most);
     }
@@ -107,7 +109,7 @@ fn goals(figures: &[Figures]) -> String {
             if let Some(figure) = figure {
                 goal(
                     &format!("{}: exponent of {what} at most {LINEAR}", step.name()),
-                    format!("{figure:.2}"),
+                    format!("{figure:.3}"),
                     figure <= LINEAR,
                 );
             }
@@ -163,6 +165,8 @@ mod tests {
     fn a_goal_that_is_missed_is_said() {
         let met = goals_of(vec![measured(Step::Failover, 0, 9.0), measured(Step::StuckRestart, 0, 1.0)]);
         assert!(!met.contains("MISSED"), "{met}");
+        let stuck = goals_of(vec![measured(Step::StuckRestart, 0, 1.0)]);
+        assert!(!stuck.contains("memory"), "no VM has run: {stuck}");
         for missed in
             [measured(Step::Failover, 0, 10.1), measured(Step::StuckRestart, 1, 1.0), measured(Step::Rest, 0, 60.0)]
         {

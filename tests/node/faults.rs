@@ -25,17 +25,12 @@ async fn node_is(cluster: &Cluster, ready: bool) {
     .await;
 }
 
-/// The first line of what `kubectl vm explain` says of the VM.
-async fn explained(namespace: &TestNamespace) -> String {
-    let (_tools, mut command) = commands::kubectl_vm(namespace, &["explain", "demo"]);
-    let output = command.output().await.unwrap();
-    String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()
-}
-
 /// Waits until the first line of `kubectl vm explain` has these words.
 async fn explains(namespace: &TestNamespace, words: &str) -> String {
     eventually(&format!("explain to say {words:?}"), LIMIT, async || {
-        let line = explained(namespace).await;
+        let (_tools, mut command) = commands::kubectl_vm(namespace, &["explain", "demo"]);
+        let output = command.output().await.unwrap();
+        let line = String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned();
         line.contains(words).then_some(line)
     })
     .await
@@ -56,9 +51,9 @@ async fn starts(namespace: &TestNamespace, number: u32) {
     eventually(&said, LIMIT, async || namespace.log("demo").contains(&said).then_some(())).await;
 }
 
-/// A row of the page about faults.
-fn row(fault: &str, meanwhile: &str, since: Instant) {
-    println!("| {fault} | {meanwhile} | {} s |", since.elapsed().as_secs());
+/// A row of docs/faults.md.
+fn row(fault: &str, guest: &str, meanwhile: &str, since: Instant) {
+    println!("| {fault} | {guest} | {meanwhile} | {} s |", since.elapsed().as_secs());
 }
 
 #[tokio::test]
@@ -78,17 +73,17 @@ async fn a_guest_outlives_kubelet_containerd_api_server_and_etcd() {
     cluster.order("fault start kubelet");
     node_is(cluster, true).await;
     runs(&vms).await;
-    row("the kubelet is away until the node is not ready", &line, begin);
+    row("The kubelet is away until the node is not ready.", "goes on", &line, begin);
     assert_eq!(machine(&namespace), before);
 
     cluster.order("fault kill containerd");
     tokio::time::sleep(AWAY).await;
-    let line = explained(&namespace).await;
+    let line = explains(&namespace, "demo runs").await;
     let begin = Instant::now();
     cluster.order("fault start containerd");
     node_is(cluster, true).await;
     runs(&vms).await;
-    row("containerd is away for a minute", &line, begin);
+    row("containerd is away for a minute.", "goes on", &line, begin);
     assert_eq!(machine(&namespace), before);
 
     for component in ["kube-apiserver", "etcd"] {
@@ -106,7 +101,7 @@ async fn a_guest_outlives_kubelet_containerd_api_server_and_etcd() {
         })
         .await;
         runs(&vms).await;
-        row(&format!("{component} is away for a minute"), "nobody can ask", begin);
+        row(&format!("{component} is away for a minute."), "goes on", "(nobody can ask)", begin);
         assert_eq!(machine(&namespace), before);
     }
     namespace.kubectl(&["delete", "vm", "demo"]);
@@ -122,6 +117,7 @@ async fn what_guests_do_while_the_manager_is_away_is_told_when_it_is_back() {
     };
     for (fault, key, value, expected) in [
         ("shuts down", "poweroff-after-boot", serde_json::json!(true), "GuestShutdown"),
+        // The claim of the first VM stays: this guest counts its second start.
         ("panics", "panic", serde_json::json!("start 2"), "StoppedAfterPanic"),
     ] {
         let mut manifest = demo(&namespace);
@@ -140,10 +136,12 @@ async fn what_guests_do_while_the_manager_is_away_is_told_when_it_is_back() {
             pods.list(&manager).await.unwrap().items.is_empty().then_some(())
         })
         .await;
+        let vm = vms.get("demo").await.unwrap();
+        assert_ne!(reason(&vm, conditions::READY), expected, "the guest {fault} before the manager was away");
         // What the runner logs then (docs/logging.md).
         let stays_down = "the guest is down and stays down";
         eventually(stays_down, LIMIT, async || namespace.log("demo").contains(stays_down).then_some(())).await;
-        let line = explained(&namespace).await;
+        let line = explains(&namespace, "waiting for the runner to report").await;
         let begin = Instant::now();
         scale("1");
         eventually(expected, LIMIT, async || {
@@ -152,7 +150,7 @@ async fn what_guests_do_while_the_manager_is_away_is_told_when_it_is_back() {
         })
         .await;
         gone(&pods, "demo").await;
-        row(&format!("the guest {fault} while no manager runs"), &line, begin);
+        row(&format!("The manager is away, and the guest {fault}."), "stays down", &line, begin);
         namespace.kubectl(&["delete", "vm", "demo"]);
     }
 }
@@ -175,7 +173,7 @@ async fn a_guest_starts_again_after_the_node_has_lost_its_power() {
     node_is(cluster, true).await;
     starts(&namespace, 2).await;
     runs(&vms).await;
-    row("the node loses its power", &line, begin);
+    row("The node loses its power.", "starts again", &line, begin);
     assert_ne!(machine(&namespace), before);
     namespace.kubectl(&["delete", "vm", "demo"]);
 }
@@ -196,12 +194,12 @@ async fn an_evicted_guest_starts_again_when_there_is_memory() {
         pod.is_none_or(|pod| pod.status.is_some_and(|status| status.phase.as_deref() == Some("Failed"))).then_some(())
     })
     .await;
-    let line = explained(&namespace).await;
+    let line = explains(&namespace, "short of memory").await;
     let begin = Instant::now();
     cluster.order("fault kill kubelet");
     cluster.order("fault start kubelet --eviction-pressure-transition-period=5s");
     starts(&namespace, 2).await;
     runs(&vms).await;
-    row("the node has no memory left, and the kubelet evicts the Pod", &line, begin);
+    row("The node is short of memory, and the kubelet evicts the Pod.", "starts again", &line, begin);
     namespace.kubectl(&["delete", "vm", "demo"]);
 }

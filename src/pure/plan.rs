@@ -264,9 +264,14 @@ impl<'a> Planner<'a> {
     /// The claims that guests have, that may go with the Pods that the plan deletes, and that the status does not name yet. The status of a VM that is
     /// being deleted is read by nobody, and a Pod that is being deleted goes anyway.
     fn unrecorded_claims(&self) -> Vec<String> {
+        let mut actions = self.plan.steps.iter().flatten();
+        // At rest, and at a start, nobody needs to look for guests.
+        if self.vm.metadata.deletion_timestamp.is_some() || !actions.clone().any(Action::is_delete) {
+            return Vec::new();
+        }
         let guests: Vec<_> = self.instances.guests().chain(self.instances.makers()).map(|object| &object.uid).collect();
         let ends_guest = |action: &Action| matches!(action, Action::Delete { uid, .. } if guests.contains(&uid));
-        if self.vm.metadata.deletion_timestamp.is_some() || !self.plan.steps.iter().flatten().any(ends_guest) {
+        if !actions.any(ends_guest) {
             return Vec::new();
         }
         let pods = self.instances.guests().filter(|pod| pod.deleting.is_none());

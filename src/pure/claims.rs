@@ -157,6 +157,11 @@ fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
     vm.status.iter().flat_map(|status| &status.claims).find(|claim| claim.name == name)
 }
 
+/// Whether the VM's status names a claim, with its UID.
+pub fn is_named(vm: &VirtualMachine, claim: &ClaimStatus) -> bool {
+    known(vm, &claim.name).is_some_and(|known| known.uid == claim.uid)
+}
+
 /// The claim with the VM's data that existed under this name and does not exist any more. The manager creates no empty one in its place,
 /// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim, or it was of no use.
 pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
@@ -186,13 +191,12 @@ pub fn unrecorded(
     rendered: Option<&[Rendered]>,
     pod: &Object,
 ) -> Vec<String> {
-    let is_recorded = |claim: &ClaimStatus| known(vm, &claim.name).is_some_and(|known| known.uid == claim.uid);
     let is_mounted = |claim: &ClaimStatus| pod.mounted_claims().any(|(mounted, _)| mounted == claim.name);
     let goes_with_pod = |claim: &ClaimStatus| pod.ephemeral_claims().any(|own| own == claim.name);
     let may_go = |claim: &ClaimStatus| claim.uid.as_ref().is_none_or(|uid| is_given_up(vm, uid));
     let claims = named(vm, observed, rendered, &[]).into_iter();
     let unrecorded =
-        claims.filter(|claim| !may_go(claim) && is_mounted(claim) && !goes_with_pod(claim) && !is_recorded(claim));
+        claims.filter(|claim| !may_go(claim) && is_mounted(claim) && !goes_with_pod(claim) && !is_named(vm, claim));
     unrecorded.map(|claim| claim.name).collect()
 }
 

@@ -96,9 +96,10 @@ impl Reconciler {
         let Explained { wanted, look } = self.explain(&reconciled, draft(&reconciled)).await;
         // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(&reconciled, &wanted, &executed.done));
-        let written = match status_differs(stored, &wanted) {
-            true => self.write_status(turn, &wanted).await,
-            false => Ok(StatusWrite::Unneeded),
+        let written = if status_differs(stored, &wanted) {
+            self.write_status(turn, &wanted).await
+        } else {
+            Ok(StatusWrite::Unneeded)
         };
         let is_news = self.note_claims(turn, &written);
         let is_written = matches!(written, Ok(StatusWrite::Written { .. }));
@@ -203,7 +204,7 @@ impl Reconciler {
                 }
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
-                let has_claims = names_claims(&written, wanted);
+                let has_claims = wanted.claims.iter().all(|claim| claims::is_named(&written, claim));
                 trim(&mut written);
                 self.written.insert(Arc::new(written));
                 Ok(StatusWrite::Written { has_claims })
@@ -227,12 +228,6 @@ impl Reconciler {
             self.recorder.record(event, regarding.clone());
         }
     }
-}
-
-/// Whether a VM's status has all claims, each with its UID, that it should have.
-fn names_claims(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
-    let named = vm.status.as_ref().map(|status| status.claims.as_slice()).unwrap_or_default();
-    wanted.claims.iter().all(|claim| named.iter().any(|it| it.name == claim.name && it.uid == claim.uid))
 }
 
 /// The failure that the status reports, if a person must know of it.

@@ -39,7 +39,7 @@ fn cluster(vm: &VirtualMachine, edit: impl FnMut(&str, &mut Value)) -> Observed 
 /// The plan of a VM of which a status was written before: it names the claims.
 fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendered]>) -> Plan {
     let mut vm = vm.clone();
-    let claims = crate::claims::claims(&vm, observed, rendered.unwrap_or_default(), &[]);
+    let claims = crate::claims::named(&vm, observed, rendered, &[]);
     let new = || VirtualMachineStatus { observed_generation: Some(-1), ..VirtualMachineStatus::default() };
     let status = vm.status.get_or_insert_with(new);
     if status.claims.is_empty() {

@@ -3,13 +3,12 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this is test code")]
 
-#[path = "support/field_set.rs"]
-mod field_set;
+#[path = "support/stored.rs"]
+mod stored;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::core::DynamicObject;
 use proptest::{
     strategy::{Strategy, ValueTree},
     string::string_regex,
@@ -20,12 +19,13 @@ use vm_operator::{
     api::{VirtualMachine, crd::crds},
     config::{Allowed, LoadBalancerService, ReconcilerConfig},
     object::Rendered,
-    observed::{Object, Observed},
-    ownership::OBJECT_MANAGER,
+    observed::Observed,
     plan::{Plan, plan},
     render::{RandomInput, TemplateSet, render},
     status::{ExecutionResult, Reconciled, UsedTemplates, status},
 };
+
+use stored::trimmed;
 
 /// Properties that change nothing in the objects, the plan and the status of a VM, and why.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -197,17 +197,7 @@ fn now() -> Timestamp {
 
 /// The objects as the API server has them when the manager has applied them.
 fn applied(objects: &[Rendered]) -> Observed {
-    let stored = objects.iter().map(|object| {
-        let mut value = Value::clone(&object.value);
-        value["metadata"]["uid"] = json!(format!("{}-{}", object.key.kind, object.key.name));
-        value["metadata"]["creationTimestamp"] = json!("2027-01-15T07:00:00Z");
-        value["metadata"]["managedFields"] = json!([
-            { "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": field_set::field_set(&object.value) }
-        ]);
-        let object: DynamicObject = serde_json::from_value(value).unwrap();
-        let types = object.types.clone().unwrap();
-        Arc::new(Object::trim(&types, object))
-    });
+    let stored = objects.iter().map(|object| trimmed(stored::applied(object, "2027-01-15T07:00:00Z")));
     Observed::of(stored.collect(), now())
 }
 

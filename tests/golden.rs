@@ -21,17 +21,16 @@
 #[path = "support/broken_sets.rs"]
 mod broken_sets;
 
-#[path = "support/field_set.rs"]
-mod field_set;
+#[path = "support/stored.rs"]
+mod stored;
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use k8s_openapi::jiff::Timestamp;
-use kube::{ResourceExt, core::DynamicObject};
+use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vm_operator::{
@@ -39,13 +38,14 @@ use vm_operator::{
     config::{Config, ReconcilerConfig},
     files,
     object::{Lifetime, Rendered},
-    observed::{Object, Observed},
-    ownership::OBJECT_MANAGER,
+    observed::Observed,
     plan::{Action, Plan, plan},
     process::ErrorChain,
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
     status::{ExecutionResult, Reconciled, UsedTemplates, status},
 };
+
+use stored::{applied, trimmed};
 
 /// The time at which every VM is reconciled.
 const NOW: &str = "2026-01-01T12:00:00Z";
@@ -65,17 +65,6 @@ fn vm(file: &str, text: &str) -> Result<VirtualMachine, String> {
     Ok(vm)
 }
 
-/// An object as the API server has it when the manager has applied it.
-fn applied(object: &Rendered) -> Value {
-    let mut stored = Value::clone(&object.value);
-    stored["metadata"]["uid"] = json!(format!("uid-of-{}-{}", object.key.kind, object.key.name));
-    stored["metadata"]["creationTimestamp"] = json!(APPLIED);
-    let fields = field_set::field_set(&object.value);
-    stored["metadata"]["managedFields"] =
-        json!([{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
-    stored
-}
-
 /// Adds the objects of `observed.yaml`; one that exists already is merged with what is said of it there.
 fn add_observed(objects: &mut Vec<Value>, text: &str) {
     for document in serde_yaml::Deserializer::from_str(text) {
@@ -86,12 +75,6 @@ fn add_observed(objects: &mut Vec<Value>, text: &str) {
             None => objects.push(observed),
         }
     }
-}
-
-fn trimmed(object: &Value) -> Arc<Object> {
-    let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
-    let types = object.types.clone().unwrap();
-    Arc::new(Object::trim(&types, object))
 }
 
 fn yaml(value: impl Serialize) -> String {
@@ -148,12 +131,12 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
             .map_err(|error| format!("applied.yaml: {error}"))?;
         let exists =
             |object: &&Rendered| object.lifetime != Lifetime::Running || former.spec.vm.state == PowerState::Running;
-        objects = rendered.iter().filter(exists).map(applied).collect();
+        objects = rendered.iter().filter(exists).map(|object| applied(object, APPLIED)).collect();
     }
     if let Some(text) = read(case.join("observed.yaml")) {
         add_observed(&mut objects, &text);
     }
-    let observed = Observed::of(objects.iter().map(trimmed).collect(), now);
+    let observed = Observed::of(objects.into_iter().map(trimmed).collect(), now);
 
     let vm = vm("vm.yaml", &read(case.join("vm.yaml")).unwrap())?;
     let rendered: Result<Vec<Rendered>, TemplateError> =

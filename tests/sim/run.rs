@@ -19,7 +19,7 @@ use crate::{
     manager::Manager,
     net::{Net, Sent, Watch},
     people::{Act, Op},
-    world::{NODES, Power, Step, World, kubelet},
+    world::{NODES, Power, SHUTDOWN, Step, World, kubelet},
 };
 
 /// For how long the manager does nothing at the end.
@@ -671,7 +671,7 @@ impl Run {
                 let (pod, guest) = &mut guests[index];
                 let (pod, name) = (pod.clone(), guest.pod.name.clone());
                 if kind == 17 {
-                    guest.power = Power::Down(if any.is_multiple_of(2) { "GuestShutdown" } else { "QemuFailed" });
+                    guest.power = Power::Down(if any.is_multiple_of(2) { SHUTDOWN } else { "QemuFailed" });
                     self.note(&format!("fault    the guest in the Pod {name} ends by itself"));
                 } else if !self.world.lost.contains_key(&*guest.node) {
                     kubelet::fail(&mut self.world, &pod, &mut self.store, now);

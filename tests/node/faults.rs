@@ -10,6 +10,22 @@ use super::*;
 /// How long a component is away, if no condition says that this was noticed.
 const AWAY: Duration = Duration::from_mins(1);
 
+/// A node that the test has for itself, with a VM whose guest has booted.
+struct Booted {
+    stage: Stage,
+    _alone: tokio::sync::RwLockWriteGuard<'static, ()>,
+}
+
+impl Booted {
+    async fn on_own_node(test: &str) -> Self {
+        let _alone = NODE.write().await;
+        let stage = Stage::set(test).await;
+        stage.namespace.apply(&demo(&stage.namespace).to_string());
+        wait_for(&stage.vms, "demo", conditions::BOOTED, true).await;
+        Self { stage, _alone }
+    }
+}
+
 /// The guest that runs in the VM's Pod: another value is another guest.
 fn machine(namespace: &TestNamespace) -> String {
     namespace.kubectl(&["exec", "demo", "--container", "vm-runner", "--", "cat", "/run/vm-runner/machine.json"])
@@ -36,13 +52,18 @@ async fn explains(namespace: &TestNamespace, words: &str) -> String {
     .await
 }
 
-/// Waits until the VM runs, and is ready.
-async fn runs(vms: &Api<VirtualMachine>) {
-    eventually("the VM to run", LIMIT, async || {
+/// Waits until the VM's condition Ready has this reason.
+async fn ready_says(vms: &Api<VirtualMachine>, expected: &str) {
+    eventually(&format!("Ready to say {expected}"), LIMIT, async || {
         let vm = vms.get("demo").await.ok()?;
-        (reason(&vm, conditions::READY) == "Running").then_some(())
+        (reason(&vm, conditions::READY) == expected).then_some(())
     })
     .await;
+}
+
+/// Waits until the VM runs, and is ready.
+async fn runs(vms: &Api<VirtualMachine>) {
+    ready_says(vms, "Running").await;
 }
 
 /// How often the guest has started, as it counts on its disk.
@@ -59,10 +80,7 @@ fn row(fault: &str, guest: &str, meanwhile: &str, since: Instant) {
 #[tokio::test]
 #[ignore = "it kills what all tests of the node need: CONTRIBUTING.md says when to run it"]
 async fn a_guest_outlives_kubelet_containerd_api_server_and_etcd() {
-    let _alone = NODE.write().await;
-    let Stage { cluster, namespace, vms, .. } = Stage::set("outlives").await;
-    namespace.apply(&demo(&namespace).to_string());
-    wait_for(&vms, "demo", conditions::BOOTED, true).await;
+    let Booted { stage: Stage { cluster, namespace, vms, .. }, _alone } = Booted::on_own_node("outlives").await;
     let before = machine(&namespace);
 
     // Until the node's Lease is over, and everybody has noticed.
@@ -144,11 +162,7 @@ async fn what_guests_do_while_the_manager_is_away_is_told_when_it_is_back() {
         let line = explains(&namespace, "waiting for the runner to report").await;
         let begin = Instant::now();
         scale("1");
-        eventually(expected, LIMIT, async || {
-            let vm = vms.get("demo").await.unwrap();
-            (reason(&vm, conditions::READY) == expected).then_some(())
-        })
-        .await;
+        ready_says(&vms, expected).await;
         gone(&pods, "demo").await;
         row(&format!("The manager is away, and the guest {fault}."), "stays down", &line, begin);
         namespace.kubectl(&["delete", "vm", "demo"]);
@@ -158,10 +172,7 @@ async fn what_guests_do_while_the_manager_is_away_is_told_when_it_is_back() {
 #[tokio::test]
 #[ignore = "it kills what all tests of the node need: CONTRIBUTING.md says when to run it"]
 async fn a_guest_starts_again_after_the_node_has_lost_its_power() {
-    let _alone = NODE.write().await;
-    let Stage { cluster, namespace, vms, .. } = Stage::set("power").await;
-    namespace.apply(&demo(&namespace).to_string());
-    wait_for(&vms, "demo", conditions::BOOTED, true).await;
+    let Booted { stage: Stage { cluster, namespace, vms, .. }, _alone } = Booted::on_own_node("power").await;
     let before = machine(&namespace);
 
     cluster.order("fault crash");
@@ -181,10 +192,7 @@ async fn a_guest_starts_again_after_the_node_has_lost_its_power() {
 #[tokio::test]
 #[ignore = "it takes the node's memory away: CONTRIBUTING.md says when to run it"]
 async fn an_evicted_guest_starts_again_when_there_is_memory() {
-    let _alone = NODE.write().await;
-    let Stage { cluster, namespace, vms, pods } = Stage::set("memory").await;
-    namespace.apply(&demo(&namespace).to_string());
-    wait_for(&vms, "demo", conditions::BOOTED, true).await;
+    let Booted { stage: Stage { cluster, namespace, vms, pods }, _alone } = Booted::on_own_node("memory").await;
     let first = pods.get("demo").await.unwrap().metadata.uid;
 
     cluster.order("fault kill kubelet");

@@ -21,7 +21,7 @@ use kube::api::{Api, ListParams};
 use serde::Serialize;
 use vm_operator::api::VirtualMachine;
 
-use self::people::{Dice, People};
+use self::people::People;
 use self::samples::{Sample, Verdict};
 use crate::bench::cluster::Cluster;
 use crate::bench::process::Manager;
@@ -128,8 +128,8 @@ impl<'a> Soak<'a> {
         let mut leader = start_manager(&cluster, program, 0)?;
         leader.rest().await?;
         let standby = start_manager(&cluster, program, 1)?;
-        let dice = Dice::new(options.seed);
-        let people = People::with(cluster.client.clone(), NAMESPACE, ours.clone(), dice, options.count).await?;
+        let random = fastrand::Rng::with_seed(options.seed);
+        let people = People::with(cluster.client.clone(), NAMESPACE, ours.clone(), random, options.count).await?;
         Ok(Self { cluster, fleet, ours, people, program, leader, standby, managers: 2, samples: vec![] })
     }
 

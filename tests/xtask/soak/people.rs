@@ -13,26 +13,6 @@ use vm_operator::object::INSTANCE_LABEL;
 use crate::bench::load;
 use crate::scale::ours::Ours;
 
-/// Numbers that look random, the same for the same seed (SplitMix64, <https://prng.di.unimi.it/splitmix64.c>).
-pub struct Dice(u64);
-
-impl Dice {
-    /// For a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        usize::try_from(mixed % limit.max(1) as u64).unwrap_or_default()
-    }
-}
-
 /// What a person does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
@@ -62,7 +42,7 @@ pub struct People {
     client: Client,
     namespace: String,
     ours: Ours,
-    dice: Dice,
+    random: fastrand::Rng,
     /// The VMs by number, each with whether it shall run.
     vms: BTreeMap<usize, bool>,
     /// The number of the next VM.
@@ -73,11 +53,17 @@ pub struct People {
 
 impl People {
     /// Creates VMs.
-    pub async fn with(client: Client, namespace: &str, ours: Ours, dice: Dice, count: usize) -> Result<Self> {
+    pub async fn with(
+        client: Client,
+        namespace: &str,
+        ours: Ours,
+        random: fastrand::Rng,
+        count: usize,
+    ) -> Result<Self> {
         ours.add("POST vms", count);
         load::create(&client, namespace, 0..count).await?;
         let vms = (0..count).map(|number| (number, true)).collect();
-        Ok(Self { client, namespace: namespace.to_owned(), ours, dice, vms, next: count, count })
+        Ok(Self { client, namespace: namespace.to_owned(), ours, random, vms, next: count, count })
     }
 
     /// The names of the VMs, each with whether it shall run.
@@ -87,14 +73,14 @@ impl People {
 
     /// Does something to some VM.
     pub async fn act(&mut self) -> Result<()> {
-        let chosen = ACTIONS[self.dice.below(ACTIONS.len())];
+        let chosen = ACTIONS[self.random.usize(0..ACTIONS.len())];
         // So that there are about as many all the time.
         let action = match chosen {
             Action::Delete if self.vms.len() < self.count * 9 / 10 => Action::Create,
             Action::Create if self.vms.len() > self.count * 11 / 10 => Action::Delete,
             other => other,
         };
-        let nth = self.dice.below(self.vms.len());
+        let nth = self.random.usize(0..self.vms.len().max(1));
         let Some(number) = self.vms.keys().nth(nth).copied() else { return Ok(()) };
         match action {
             Action::Create => self.create().await,
@@ -102,7 +88,7 @@ impl People {
             Action::Start => self.set_state(number, true).await,
             Action::Stop => self.set_state(number, false).await,
             Action::Edit => {
-                let cpus = 1 + self.dice.below(4);
+                let cpus = self.random.u32(1..5);
                 self.patch(number, json!({ "spec": { "vm": { "currentCpus": cpus } } })).await
             }
         }
@@ -145,23 +131,5 @@ impl People {
             .await
             .with_context(|| format!("patching {name}"))
             .map(drop)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dice_repeat_with_their_seed_and_reach_each_number() {
-        let throws = |seed| {
-            let mut dice = Dice::new(seed);
-            (0..100).map(|_| dice.below(6)).collect::<Vec<_>>()
-        };
-        assert_eq!(throws(1), throws(1));
-        assert_ne!(throws(1), throws(2));
-        for number in 0..6 {
-            assert!(throws(1).contains(&number), "{number}");
-        }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// One look at the manager that leads.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sample {
     /// Seconds since the soak began.
     pub at_s: f64,
@@ -19,7 +19,7 @@ pub struct Sample {
     pub threads: usize,
     /// CPU seconds since the last sample.
     pub cpu_s: f64,
-    /// Requests of the managers since the last sample.
+    /// Requests of the managers since the last sample, but for GET and DELETE; a few of the harness may be among them.
     pub requests: u64,
     /// What people did since the last sample.
     pub actions: usize,

@@ -19,6 +19,7 @@ mod table;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum as _;
 use k8s_openapi::jiff::Timestamp;
 
 use self::figures::{Figures, Report, Step};
@@ -126,7 +127,7 @@ fn show(report: &Report, plot: bool) -> Result<()> {
 }
 
 async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figures> {
-    let wants = |is: fn(Step) -> bool| Step::ALL.into_iter().any(|step| is(step) && options.wants(step));
+    let wants = |is: fn(Step) -> bool| Step::value_variants().iter().any(|&step| is(step) && options.wants(step));
     let mut figures = Figures { n: count, rss_empty: 0.0, steps: vec![] };
     if wants(Step::is_of_running) {
         let scene = Scene::start(program, count, options.nodes, Fate::Run).await?;

@@ -33,21 +33,6 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::Create,
-        Self::Rest,
-        Self::Update,
-        Self::Templates,
-        Self::Restart,
-        Self::Failover,
-        Self::NodeLost,
-        Self::NodeDown,
-        Self::Stuck,
-        Self::StuckRest,
-        Self::StuckRestart,
-    ];
-
     /// For people.
     pub fn name(self) -> &'static str {
         match self {
@@ -67,12 +52,31 @@ impl Step {
 
     /// Whether the VMs are some that run on nodes.
     pub fn is_of_running(self) -> bool {
-        !matches!(self, Self::Stuck | Self::StuckRest | Self::StuckRestart)
+        match self {
+            Self::Create
+            | Self::Rest
+            | Self::Update
+            | Self::Templates
+            | Self::Restart
+            | Self::Failover
+            | Self::NodeLost
+            | Self::NodeDown => true,
+            Self::Stuck | Self::StuckRest | Self::StuckRestart => false,
+        }
     }
 
     /// Whether what it takes grows with the number of VMs.
     pub fn grows(self) -> bool {
-        !matches!(self, Self::Rest | Self::NodeLost | Self::NodeDown | Self::StuckRest)
+        match self {
+            Self::Create
+            | Self::Update
+            | Self::Templates
+            | Self::Restart
+            | Self::Failover
+            | Self::Stuck
+            | Self::StuckRestart => true,
+            Self::Rest | Self::NodeLost | Self::NodeDown | Self::StuckRest => false,
+        }
     }
 }
 
@@ -123,6 +127,12 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Says what a step took, and keeps it.
+    pub fn keep(&mut self, measured: Measured) {
+        eprintln!("  {}: {:.1} s, {} requests", measured.step.name(), measured.seconds, measured.requests());
+        self.steps.push(measured);
+    }
+
     /// What a step took, if it was done.
     pub fn of(&self, step: Step) -> Option<&Measured> {
         self.steps.iter().find(|measured| measured.step == step)

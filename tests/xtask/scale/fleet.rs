@@ -32,7 +32,7 @@ use super::ours::Ours;
 /// How many objects are played at once.
 const CONCURRENCY: usize = 16;
 /// How many Pods the first node takes.
-pub const ON_FIRST: usize = 50;
+const ON_FIRST: usize = 50;
 /// For how long a runner tries to report: the manager creates the report after the Pod.
 const PATIENCE: Duration = Duration::from_secs(120);
 

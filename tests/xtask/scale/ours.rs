@@ -32,7 +32,8 @@ pub struct Mark {
 impl Mark {
     /// The requests until now.
     pub async fn now(client: &Client, ours: &Ours) -> kube::Result<Self> {
-        // In this order a request of ours that is sent meanwhile is counted as one of the manager rather than forgotten.
+        // A request of ours that begins between these two lines is counted as one of the manager. One that was on its way before hides one of the
+        // manager's, so a step ends when nothing is on its way.
         let ours = ours.counts();
         Ok(Self { all: Requests::ask(client).await?, ours })
     }

@@ -73,52 +73,44 @@ impl<'a> Scene<'a> {
 
     /// Does the steps with VMs that run.
     pub async fn running(&self, mut manager: Manager, options: &Options, figures: &mut Figures) -> Result<()> {
-        let mut keep = |measured: Measured| {
-            eprintln!("  {}: {:.1} s, {} requests", measured.step.name(), measured.seconds, measured.requests());
-            figures.steps.push(measured);
-        };
-        keep(self.create(Step::Create, &mut manager, runs).await?);
+        figures.keep(self.create(Step::Create, &mut manager, runs).await?);
         if options.wants(Step::Rest) {
-            keep(self.rest(Step::Rest, &mut manager, options.rest).await?);
+            figures.keep(self.rest(Step::Rest, &mut manager, options.rest).await?);
         }
         if options.wants(Step::Update) {
-            keep(self.update(&mut manager).await?);
+            figures.keep(self.update(&mut manager).await?);
         }
         if options.wants(Step::Templates) {
-            keep(self.templates(&mut manager).await?);
+            figures.keep(self.templates(&mut manager).await?);
         }
         if options.wants(Step::Restart) {
             let (measured, new) = self.restart(Step::Restart, manager).await?;
-            keep(measured);
+            figures.keep(measured);
             manager = new;
         }
         if options.wants(Step::Failover) {
             let (measured, new) = self.failover(manager).await?;
-            keep(measured);
+            figures.keep(measured);
             manager = new;
         }
         if options.wants(Step::NodeLost) {
-            keep(self.node_lost(&mut manager).await?);
+            figures.keep(self.node_lost(&mut manager).await?);
         }
         if options.wants(Step::NodeLost) && options.wants(Step::NodeDown) {
-            keep(self.node_down(&mut manager).await?);
+            figures.keep(self.node_down(&mut manager).await?);
         }
         manager.stop().await.map(drop)
     }
 
     /// Does the steps with VMs that can't start.
     pub async fn stuck(&self, mut manager: Manager, options: &Options, figures: &mut Figures) -> Result<()> {
-        let mut keep = |measured: Measured| {
-            eprintln!("  {}: {:.1} s, {} requests", measured.step.name(), measured.seconds, measured.requests());
-            figures.steps.push(measured);
-        };
-        keep(self.create(Step::Stuck, &mut manager, waits).await?);
+        figures.keep(self.create(Step::Stuck, &mut manager, waits).await?);
         if options.wants(Step::StuckRest) {
-            keep(self.rest(Step::StuckRest, &mut manager, options.rest).await?);
+            figures.keep(self.rest(Step::StuckRest, &mut manager, options.rest).await?);
         }
         if options.wants(Step::StuckRestart) {
             let (measured, new) = self.restart(Step::StuckRestart, manager).await?;
-            keep(measured);
+            figures.keep(measured);
             manager = new;
         }
         manager.stop().await.map(drop)

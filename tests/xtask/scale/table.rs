@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use clap::ValueEnum as _;
+
 use super::figures::{Figures, Measured, Report, Step};
 use super::fit::exponent;
 
@@ -11,7 +13,7 @@ const LINEAR: f64 = 1.05;
 const FAILOVER: f64 = 10.0;
 
 /// The most memory with so many VMs, MB.
-pub fn memory_goal(n: usize) -> f64 {
+fn memory_goal(n: usize) -> f64 {
     20.0 + 0.015 * n as f64
 }
 
@@ -55,7 +57,7 @@ pub fn of(report: &Report) -> String {
     let figures = &report.figures;
     for quantity in &QUANTITIES {
         head(&mut text, quantity.name, figures);
-        for step in Step::ALL {
+        for &step in Step::value_variants() {
             let points = points(figures, step, quantity);
             if points.is_empty() {
                 continue;

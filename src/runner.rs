@@ -96,7 +96,6 @@ pub mod config;
 pub mod console;
 pub mod control;
 pub mod ctl;
-pub mod device;
 pub mod devices;
 pub mod figures;
 pub mod files;

@@ -7,9 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     cd::Answer,
-    command::Hardware,
     config::{Configuration, Password},
-    device::DeviceId,
     go_on::{GuestState, Who},
     operation::{DisplayPassword, Operation, not_inserted},
     qmp::CpuSlot,
@@ -17,6 +15,7 @@ use super::{
 };
 use crate::{
     api::{Firmware, PendingChange, Subject},
+    command_line::{DeviceId, Hardware},
     runner_config::{
         LATEST_HARDWARE, VmSection,
         at_start::{self, Attachment},

@@ -1,311 +1,61 @@
-//! The command lines of QEMU, swtpm and passt. Pure.
-//!
-//! QEMU's command line is rendered from a template, which users can replace. A template renders a YAML list of arguments;
-//! `templates/runner/standard.yaml.j2` describes the rules. Every value that a template inserts is written as JSON (minijinja does
-//! that for names that end in `.yaml.j2`), so no value can become another argument.
+//! The command lines of the programs that QEMU connects to: passt and swtpm. Pure.
 
-use std::{
-    borrow::Cow,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
-use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Serde};
-use serde::Serialize;
-use serde_json::Value;
-use sha2::{Digest, Sha256};
+use super::runtime_dir::RuntimeDir;
+use crate::{command_line::PodLink, runner_config::VmSection};
 
-use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
-use super::{
-    cd::Medium,
-    device::DeviceId,
-    panics::{Reaction, Reactions},
-    runtime_dir::RuntimeDir,
-};
-use crate::api::Clipboard;
-use crate::api::network::MOST_NETWORKS;
-use crate::api::status::{CdIdentity, DiskIdentity};
-use crate::jinja;
-use crate::runner_config::{DisplaySection, Drive, LEGACY_PLACES, NetworkSection, RunnerConfig, VmSection, digest};
+/// The number of open files that passt needs for itself and for connections.
+const PASST_FILES: u64 = 1000;
 
-mod hardware;
-mod passt;
-
-pub use hardware::Hardware;
-pub use passt::{PodLink, UserAndGroup, has_pod_network, last_port, own_ports, passt};
-
-/// The name of the template that is used if the configuration names none.
-pub const STANDARD: &str = "standard.yaml.j2";
-/// The built-in templates, by name.
-const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/runner/standard.yaml.j2"))];
-
-/// The most instructions of the template engine that a template may execute: some hundred times what the standard template needs
-/// for a large VM.
-const FUEL: u64 = 1_000_000;
-/// The most CD drives.
-const CD_PORTS: usize = CdIdentity::MOST as usize;
-/// The most disks.
-const DISK_ADDRESSES: usize = DiskIdentity::MOST as usize;
-/// The longest serial number of a virtio disk (virtio specification, 5.2.6).
-const SERIAL: usize = 20;
-/// The most networks: four PCI slots with eight functions each.
-const NETWORK_ADDRESSES: usize = MOST_NETWORKS as usize;
-
-/// Why there is no command line.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The runner cannot do what the configuration describes.
-    #[error("{0}")]
-    Unsupported(String),
-    /// The template engine cannot render the template.
-    #[error("{name}:{line}: {what}")]
-    Template {
-        /// The template's name.
-        name: String,
-        /// The line, from 1; 0 if unknown.
-        line: usize,
-        /// The template engine's message.
-        what: String,
-    },
-    /// What the template renders is not YAML.
-    #[error("{name} renders something that is not YAML: {what}")]
-    Yaml {
-        /// The template's name.
-        name: String,
-        /// The parser's message.
-        what: String,
-    },
-    /// What the template renders is not a list of arguments.
-    #[error("{name} renders {what}; it must be a list of texts, numbers and mappings")]
-    Shape {
-        /// The template's name.
-        name: String,
-        /// What it renders instead.
-        what: String,
-    },
+/// The last port that passt can forward to the guest, at most `desired`. passt needs two open files for each port, and it does not
+/// start if it cannot open all of them. `open_files` is the limit of open files; `None`: there is no limit.
+pub fn last_port(desired: u16, open_files: Option<u64>) -> u16 {
+    let possible = open_files.map_or(u64::MAX, |limit| limit.saturating_sub(PASST_FILES) / 2);
+    desired.min(u16::try_from(possible).unwrap_or(u16::MAX)).max(1)
 }
 
-/// What `prepare` has found or made on the node, and the command line needs.
-#[derive(Clone, Debug)]
-pub struct Prepared {
-    /// How the devices are arranged.
-    pub hardware: Hardware,
-    /// QEMU's machine type with its version.
-    pub machine_type: String,
-    /// `kvm` or `tcg`.
-    pub accelerator: &'static str,
-    /// The VM's UUID.
-    pub uuid: String,
-    /// The UEFI firmware. `None`: QEMU's own BIOS.
-    pub firmware: Option<Firmware>,
-    /// The path of the cloud-init disk's image, if there is one.
-    pub cloud_init_disk: Option<String>,
-    /// For each raw drive, in their order: whether it is a block device.
-    pub block_devices: Vec<bool>,
-    /// For each CD drive, in their order, its medium. `None`: the drive is empty.
-    pub media: Vec<Option<Medium>>,
-    /// How a network of type pod is reached, if there is one.
-    pub pod_network: PodLink,
-    /// Whether the display has a password.
-    pub display_password: bool,
-    /// Whether a disk without a serial number has its name as one.
-    pub names_disks: bool,
-    /// The ID of the VM's generation, if the guest has a device for that.
-    pub generation_id: Option<String>,
-    /// The base of the real-time clock, if it is the time of a zone: that time now.
-    pub rtc_base: Option<String>,
+/// A user and a group, as numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct UserAndGroup {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
 }
 
-/// The files of a UEFI firmware.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Firmware {
-    /// The path of the code, in the runner's image.
-    pub code: String,
-    /// The path of the VM's own variables.
-    pub vars: String,
-    /// Whether the firmware has Secure Boot.
-    pub secure: bool,
+/// The ports on which QEMU itself listens.
+pub fn own_ports(vm: &VmSection) -> Vec<u16> {
+    let display = &vm.display;
+    let ports = display.spice.iter().map(|spice| spice.port).chain(display.vnc.iter().map(|vnc| vnc.port));
+    ports.filter(|port| *port != 0).collect()
 }
 
-/// A QEMU template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
-    /// The name.
-    pub name: String,
-    /// The text.
-    pub text: String,
-}
-
-/// The variables of a template. Every key always exists, so that a template can test it.
-#[derive(Debug, Serialize)]
-struct Context<'a> {
-    /// The section `vm` of the configuration.
-    vm: Cow<'a, VmSection>,
-    machine: MachineContext<'a>,
-    firmware: FirmwareContext<'a>,
-    slots: Slots,
-    root_ports: Vec<RootPort>,
-    /// Whether several disks, and several networks, share a PCI slot.
-    shared_slots: bool,
-    /// The interface of the TPM.
-    tpm_device: &'static str,
-    /// The threads of QEMU that serve the disks in turn; the first serves the cloud-init disk, too.
-    io_threads: Vec<String>,
-    disks: Vec<DiskContext<'a>>,
-    cds: Vec<CdContext<'a>>,
-    cloud_init_disk: Option<&'a str>,
-    networks: Vec<NetworkContext<'a>>,
-    uses_bridge: bool,
-    display: DisplayContext,
-    sockets: Sockets,
-}
-
-#[derive(Debug, Serialize)]
-struct MachineContext<'a> {
-    #[serde(rename = "type")]
-    type_: &'a str,
-    accelerator: &'a str,
-    cpu_model: &'a str,
-    uuid: &'a str,
-    memory: u64,
-    /// The memory with all that can be plugged while the guest runs. `None`: none can be.
-    memory_limit: Option<u64>,
-    /// The name of the memory in QEMU, if it is a file that other programs can map. `None`: QEMU's default.
-    shared_memory: Option<&'static str>,
-    /// Whether another program can access the guest's memory. Templates that are copies of earlier built-in ones ask this.
-    shares_memory: bool,
-    /// The ID of the VM's generation, which is another one after the VM was brought back to an earlier state. `None`: the guest has no such device.
-    generation_id: Option<&'a str>,
-    /// Whether the runner must hear of panics.
-    reports_panics: bool,
-    /// What QEMU itself does when the watchdog is not fed. `None`: there is none.
-    watchdog: Option<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-struct FirmwareContext<'a> {
-    code: Option<&'a str>,
-    vars: Option<&'a str>,
-    secure: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct DiskContext<'a> {
-    id: DeviceId,
-    path: &'a str,
-    /// `raw` or `qcow2`.
-    format: &'static str,
-    block: bool,
-    bootindex: Option<u32>,
-    address: String,
-    /// The serial number that the guest sees.
-    serial: Option<String>,
-    /// The number of its queues. `None`: QEMU's default.
-    queues: Option<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct CdContext<'a> {
-    id: DeviceId,
-    /// The path or URL of the image. `None`: the drive is empty.
-    image: Option<&'a str>,
-    /// The protocol of a URL; `None` for a path.
-    protocol: Option<&'a str>,
-    bootindex: Option<u32>,
-    bus: String,
-}
-
-#[derive(Debug, Serialize)]
-struct NetworkContext<'a> {
-    id: DeviceId,
-    #[serde(rename = "type")]
-    type_: &'static str,
-    device: &'a str,
-    mac: String,
-    bridge: Option<&'a str>,
-    net: Option<&'a str>,
-    /// The forwarded ports of a network of type user, as QEMU's option `hostfwd` has them.
-    forwards: Vec<String>,
-    /// The socket of passt, for a network of type pod.
-    socket: Option<String>,
-    /// Whether passt accesses the guest's memory through it.
-    vhost_user: bool,
-    address: String,
-}
-
-#[derive(Debug, Serialize)]
-struct DisplayContext {
-    outputs: u32,
-    password: bool,
-    spice: Option<SpiceContext>,
-    vnc: Option<VncContext>,
-    /// The socket of VNC for programs in the Pod, beside `spice` or `vnc`. `None`: there is no display.
-    inner_vnc: Option<String>,
-    /// Which viewers share the guest's clipboard: `spice` or `vnc`. `None`: there is no display.
-    clipboard: Option<Clipboard>,
-}
-
-#[derive(Debug, Serialize)]
-struct SpiceContext {
-    port: u16,
-    socket: Option<String>,
-    streaming_video: Option<String>,
-    usb_redirects: u32,
-}
-
-#[derive(Debug, Serialize)]
-struct VncContext {
-    port: u16,
-    socket: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Sockets {
-    monitor: String,
-    agent: String,
-    serial: String,
-    guest_agent: String,
-    vmop_agent: String,
-    tpm: Option<String>,
-}
-
-/// The text of a built-in template.
-pub fn built_in(name: &str) -> Option<&'static str> {
-    BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
-}
-
-/// QEMU's arguments, without the program's name.
-///
-/// # Errors
-/// If the runner does not support something in the configuration, or the template is wrong.
-pub fn qemu(
-    config: &RunnerConfig,
-    prepared: &Prepared,
-    runtime: &RuntimeDir,
-    template: &Template,
-) -> Result<Vec<String>, Error> {
-    let context = context(config, prepared, runtime)?;
-    let mut arguments = arguments(&template.name, &render(template, &context)?)?;
-    let name = &template.name;
-    // A template that is older than forwarded ports would leave them out.
-    for forward in context.networks.iter().flat_map(|network| &network.forwards) {
-        if !arguments.iter().any(|argument| argument.contains(forward)) {
-            return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not forward ports: see how the built-in template writes hostfwd for {forward}"
-            )));
-        }
-    }
-    // A template that is older than this type of network would connect the guest to another network.
-    for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
-        if !arguments.iter().any(|argument| argument.contains(socket)) {
-            return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not support networks of type pod: see how the built-in template connects {socket}"
-            )));
-        }
-    }
-    if prepared.hardware != Hardware::Legacy {
-        arguments.extend(fillers(&config.vm).iter().flat_map(RootPort::arguments));
-    }
-    Ok(arguments)
+/// The arguments of passt (passt(1)). passt gives the guest the Pod's own address, and forwards connections to the ports from 1 to
+/// `last_port` to the guest, but not those to the ports `kept`. With `one_off` it ends when QEMU closes the connection. `run_as` is the user
+/// that passt runs as.
+pub fn passt(kept: &[u16], last_port: u16, run_as: UserAndGroup, link: &PodLink, one_off: bool) -> Vec<String> {
+    let ports = kept.iter().fold(format!("1-{last_port}"), |ports, port| format!("{ports},~{port}"));
+    let protocol = match link {
+        PodLink::Stream(_) => None,
+        PodLink::VhostUser(_) => Some("--vhost-user"),
+    };
+    let words = [Some("--foreground"), one_off.then_some("--one-off"), protocol, Some("--quiet")];
+    let mut arguments: Vec<String> = words.into_iter().flatten().map(str::to_owned).collect();
+    arguments.extend([
+        // As root, passt would become the user nobody by default, for which it needs capabilities. It drops all rights in any case.
+        "--runas".into(),
+        format!("{}:{}", run_as.uid, run_as.gid),
+        "--socket".into(),
+        link.socket().display().to_string(),
+        // By default passt would forward the guest's connections to its gateway to programs that listen on localhost in the Pod.
+        "--no-map-gw".into(),
+        "--tcp-ports".into(),
+        ports.clone(),
+        "--udp-ports".into(),
+        ports,
+    ]);
+    arguments
 }
 
 /// The arguments of the TPM emulator (swtpm(8)). It ends when QEMU closes the connection.
@@ -323,359 +73,51 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
     ]
 }
 
-fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
-    let vm = &config.vm;
-    let hardware = prepared.hardware;
-    let addresses = Addresses { hardware, networks: slots_in_use(vm.network_slots()) };
-    let DriveContexts { disks, cds } = drives(vm, prepared, addresses)?;
-    let disk_slots = slots_in_use(vm.disks().map(|(slot, _)| slot));
-    let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
-    if hardware == Hardware::Legacy {
-        // The cloud-init disk has a slot, too.
-        check_number("networks and disks", addresses.networks.max(1) + disk_slots, LEGACY_PLACES as usize)?;
-    }
-    Ok(Context {
-        vm: match &prepared.rtc_base {
-            Some(base) => Cow::Owned(VmSection { rtc_base: base.clone(), ..vm.clone() }),
-            None => Cow::Borrowed(vm),
-        },
-        machine: machine_context(vm, prepared),
-        firmware: firmware_context(prepared.firmware.as_ref()),
-        slots: Slots::of(hardware, addresses.networks, disk_slots),
-        root_ports: root_ports(hardware),
-        shared_slots: hardware != Hardware::Legacy,
-        tpm_device: match hardware {
-            Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => "tpm-crb",
-            Hardware::Legacy => "tpm-tis",
-        },
-        io_threads: hardware.io_threads(disks.len()),
-        disks,
-        cds,
-        cloud_init_disk: prepared.cloud_init_disk.as_deref(),
-        uses_bridge: networks.iter().any(|network| network.type_ == "tap"),
-        networks,
-        display: display_context(&vm.display, prepared.display_password, runtime),
-        sockets: sockets(runtime, vm.use_tpm),
-    })
-}
-
-fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineContext<'a> {
-    let has_vhost_user = matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm);
-    // Memory that is a file has no huge pages: QEMU maps it at an address at which the kernel gives none. So it is one only where it must be.
-    // `pc.ram` is the name that QEMU gives other memory, and it compares the names when a guest is handed over to another QEMU.
-    let name = if prepared.hardware.is_multi_queue() { "pc.ram" } else { "memory" };
-    let shared_memory = has_vhost_user.then_some(name);
-    MachineContext {
-        type_: &prepared.machine_type,
-        accelerator: prepared.accelerator,
-        // TCG cannot pass the host's CPU through. `max` is the CPU with all features that it can emulate.
-        cpu_model: if prepared.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
-        uuid: &prepared.uuid,
-        memory: vm.maximum_ram.bytes(),
-        reports_panics: vm.on_panic.is_some(),
-        watchdog: Reactions::of(vm).watchdog().map(Reaction::by_qemu),
-        memory_limit: memory_limit(prepared.hardware, vm.maximum_ram.bytes()),
-        shared_memory,
-        shares_memory: shared_memory.is_some(),
-        generation_id: prepared.generation_id.as_deref(),
-    }
-}
-
-fn firmware_context(firmware: Option<&Firmware>) -> FirmwareContext<'_> {
-    FirmwareContext {
-        code: firmware.map(|firmware| firmware.code.as_str()),
-        vars: firmware.map(|firmware| firmware.vars.as_str()),
-        secure: firmware.is_some_and(|firmware| firmware.secure),
-    }
-}
-
-fn display_context(display: &DisplaySection, password: bool, runtime: &RuntimeDir) -> DisplayContext {
-    let in_runtime = |path: PathBuf| path.display().to_string();
-    let spice = display.spice.as_ref().map(|spice| SpiceContext {
-        port: spice.port,
-        socket: spice.socket.clone().or_else(|| (spice.port == 0).then(|| in_runtime(runtime.spice()))),
-        streaming_video: spice.streaming_video.clone(),
-        usb_redirects: spice.usb_redirects,
-    });
-    let vnc = display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port, socket: vnc.socket.clone() });
-    let has_display = spice.is_some() || vnc.is_some();
-    let by_protocol = if spice.is_some() { Clipboard::Spice } else { Clipboard::Vnc };
-    DisplayContext {
-        outputs: display.outputs,
-        password: password && display.open_protocol().is_some(),
-        inner_vnc: has_display.then(|| in_runtime(runtime.vnc())),
-        clipboard: has_display.then(|| display.clipboard.unwrap_or(by_protocol)),
-        spice,
-        vnc,
-    }
-}
-
-fn sockets(runtime: &RuntimeDir, use_tpm: bool) -> Sockets {
-    let text = |path: PathBuf| path.display().to_string();
-    Sockets {
-        monitor: text(runtime.monitor()),
-        agent: text(runtime.agent_monitor()),
-        serial: text(runtime.serial()),
-        guest_agent: text(runtime.guest_agent()),
-        vmop_agent: text(runtime.vmop_agent()),
-        tpm: use_tpm.then(|| text(runtime.tpm())),
-    }
-}
-
-fn networks<'a>(
-    vm: &'a VmSection,
-    uuid: &str,
-    addresses: Addresses,
-    pod: &PodLink,
-) -> Result<Vec<NetworkContext<'a>>, Error> {
-    if vm.network.len() > NETWORK_ADDRESSES {
-        return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
-    }
-    vm.network.iter().filter_map(NetworkSection::mac).try_for_each(check_mac)?;
-    check_slots("network", vm.network_slots(), NETWORK_ADDRESSES)?;
-    let networks: Vec<_> = vm
-        .network
-        .iter()
-        .zip(macs(&vm.network, uuid, addresses.hardware))
-        .enumerate()
-        .map(|(at, (network, mac))| network_context(network.slot(at), network, mac, addresses, pod))
-        .collect();
-    if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
-        return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
-    }
-    Ok(networks)
-}
-
-/// How many slots of a kind there are up to the last one, used or not.
-fn slots_in_use(slots: impl Iterator<Item = u32>) -> usize {
-    slots.max().map_or(0, |last| as_index(last).saturating_add(1))
-}
-
-/// A slot as an index of addresses.
-fn as_index(slot: u32) -> usize {
-    usize::try_from(slot).unwrap_or(usize::MAX)
-}
-
-/// A template could give two devices one address, and an address that no bus has.
-fn check_slots(kind: &str, slots: impl Iterator<Item = u32>, most: usize) -> Result<(), Error> {
-    let mut slots: Vec<usize> = slots.map(as_index).collect();
-    slots.sort_unstable();
-    if slots.last().is_some_and(|last| *last >= most) || slots.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(Error::Unsupported(format!(
-            "each {kind} needs a slot of its own, from 0 to {}, and these are {slots:?}",
-            most - 1
-        )));
-    }
-    Ok(())
-}
-
-/// A text that is no address of one card would confuse QEMU or the switch, and with an own template it might become another option.
-fn check_mac(mac: &str) -> Result<(), Error> {
-    let pairs: Vec<&str> = mac.split(':').collect();
-    let is_pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let is_address = pairs.len() == 6 && pairs.iter().all(is_pair);
-    let is_of_group = || u8::from_str_radix(pairs[0], 16).is_ok_and(|first| first & 1 == 1);
-    if !is_address || is_of_group() {
-        return Err(Error::Unsupported(format!(
-            "{mac:?} can't be the MAC address of a network: it must have six pairs of hexadecimal digits with colons between them, and the \
-             second digit must be even"
-        )));
-    }
-    Ok(())
-}
-
-#[derive(Debug)]
-struct DriveContexts<'a> {
-    disks: Vec<DiskContext<'a>>,
-    cds: Vec<CdContext<'a>>,
-}
-
-/// Names and addresses the drives by their slots.
-fn drives<'a>(vm: &'a VmSection, prepared: &'a Prepared, addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
-    let Prepared { block_devices, media, names_disks, .. } = prepared;
-    let drives = &vm.drives;
-    check_number("disks", vm.disks().count(), DISK_ADDRESSES)?;
-    check_number("CD drives", vm.cds().count(), CD_PORTS)?;
-    check_slots("disk", vm.disks().map(|(slot, _)| slot), DISK_ADDRESSES)?;
-    check_slots("CD drive", vm.cds().map(|(slot, _)| slot), CD_PORTS)?;
-    let (mut disks, mut cds) = (Vec::new(), Vec::new());
-    // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
-    // of the PCI addresses, and might boot from a device that is not meant for that.
-    let has_boot_order = drives.iter().any(|drive| match drive {
-        Drive::Raw { bootindex, .. } | Drive::Qcow2 { bootindex, .. } | Drive::IdeCd { bootindex, .. } => {
-            bootindex.is_some()
-        }
-    });
-    let format = |drive: &Drive| if matches!(drive, Drive::Qcow2 { .. }) { "qcow2" } else { "raw" };
-    for (place, drive) in (0..).zip(drives) {
-        let by_place = if has_boot_order { None } else { Some(place) };
-        match drive {
-            Drive::Raw { resource, bootindex, serial, .. } | Drive::Qcow2 { resource, bootindex, serial, .. } => {
-                let at = disks.len();
-                let slot = drive.slot(at);
-                disks.push(DiskContext {
-                    id: DeviceId::Disk(slot),
-                    path: resource,
-                    format: format(drive),
-                    block: block_devices.get(at).copied().unwrap_or_default(),
-                    bootindex: bootindex.or(by_place),
-                    address: addresses.disk(as_index(slot)),
-                    serial: serial.clone().or_else(|| names_disks.then(|| default_serial(resource)).flatten()),
-                    queues: addresses.hardware.disk_queues(vm.maximum_cpus),
-                });
-            }
-            Drive::IdeCd { bootindex, .. } => {
-                let slot = drive.slot(cds.len());
-                let medium = media.get(cds.len()).and_then(Option::as_ref);
-                cds.push(CdContext {
-                    id: DeviceId::Cd(slot),
-                    image: medium.map(Medium::text),
-                    protocol: medium.and_then(Medium::protocol),
-                    bootindex: bootindex.or(by_place),
-                    bus: format!("ide.{slot}"),
-                });
-            }
-        }
-    }
-    Ok(DriveContexts { disks, cds })
-}
-
-/// The serial number of a disk without one: its name. `resource` is the path of its device or file.
-fn default_serial(resource: &str) -> Option<String> {
-    let path = Path::new(resource);
-    // A disk in a file system is `NAME-disk/disk.img`.
-    let path = if path.file_name()? == "disk.img" { path.parent()? } else { path };
-    let volume = path.file_stem()?.to_str()?;
-    let name = volume.strip_suffix("-disk").unwrap_or(volume);
-    if name.len() <= SERIAL {
-        return Some(name.to_owned());
-    }
-    // Two names may begin with the same letters.
-    let hash = digest(name, 4);
-    let begin = name.get(..SERIAL - hash.len() - 1)?;
-    Some(format!("{begin}-{hash}"))
-}
-
-fn check_number(kind: &str, number: usize, most: usize) -> Result<(), Error> {
-    if number > most {
-        return Err(Error::Unsupported(format!("there are {number} {kind}, but only {most} are possible")));
-    }
-    Ok(())
-}
-
-fn network_context<'a>(
-    slot: u32,
-    network: &'a NetworkSection,
-    mac: String,
-    addresses: Addresses,
-    pod: &PodLink,
-) -> NetworkContext<'a> {
-    let (type_, device, bridge, net) = match network {
-        NetworkSection::Tap { device, bridge, .. } => ("tap", device, Some(bridge.as_str()), None),
-        NetworkSection::User { device, net, .. } => ("user", device, None, net.as_deref()),
-        NetworkSection::Pod { device, .. } => ("pod", device, None, None),
-    };
-    NetworkContext {
-        id: DeviceId::Network(slot),
-        type_,
-        // Users write the short name. QEMU needs the name of the PCI device.
-        device: if device == "virtio-net" { "virtio-net-pci" } else { device },
-        mac,
-        bridge,
-        net,
-        forwards: match network {
-            NetworkSection::User { forwards, .. } => forwards.iter().map(ToString::to_string).collect(),
-            NetworkSection::Tap { .. } | NetworkSection::Pod { .. } => Vec::new(),
-        },
-        socket: (type_ == "pod").then(|| pod.socket().display().to_string()),
-        vhost_user: type_ == "pod" && matches!(pod, PodLink::VhostUser(_)),
-        address: addresses.network(as_index(slot)),
-    }
-}
-
-/// The MAC addresses of the guest's network cards, in the order of the networks. A network without an address gets one that no other
-/// network has, which follows from its slot.
-pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<String> {
-    let default = |index, attempt| match hardware {
-        Hardware::MultiQueue | Hardware::RootPorts | Hardware::Standard => derived_mac(uuid, index, attempt),
-        Hardware::Legacy => qemus_mac(attempt),
-    };
-    let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();
-    let mut mac = |(index, network): (usize, &NetworkSection)| match network.mac() {
-        Some(mac) => mac.to_owned(),
-        None => {
-            let (mut free, mut attempt) = (default(index, 0), 0);
-            while taken.contains(&free) {
-                attempt += 1;
-                free = default(index, attempt);
-            }
-            taken.push(free.clone());
-            free
-        }
-    };
-    networks.iter().enumerate().map(|(index, network)| mac((as_index(network.slot(index)), network))).collect()
-}
-
-/// A MAC address for a network that has none in the configuration. It is the same at each start, and differs from those of other VMs;
-/// otherwise two VMs on one bridge would receive each other's packets. 52:54:00 is the prefix of QEMU's own defaults.
-fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
-    let hash = match attempt {
-        0 => Sha256::digest(format!("{uuid}/{index}")),
-        _ => Sha256::digest(format!("{uuid}/{index}/{attempt}")),
-    };
-    format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
-}
-
-/// The address that QEMU gives to the first network card without one (52:54:00:12:34:56), or to a later one.
-fn qemus_mac(number: u32) -> String {
-    format!("52:54:00:12:34:{:02x}", (0x56 + number) & 0xff)
-}
-
-fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<String, Error> {
-    let error = |error: minijinja::Error| {
-        let what = error.detail().map_or_else(|| error.kind().to_string(), |what| format!("{}: {what}", error.kind()));
-        Error::Template { name: error.name().unwrap_or(name).to_owned(), line: error.line().unwrap_or_default(), what }
-    };
-    let mut environment = Environment::new();
-    environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_fuel(Some(FUEL));
-    // By default an error names what is undefined only if the program is built without optimisation.
-    environment.set_debug(true);
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
-    environment.add_filter("opt", |text: String| text.replace(',', ",,"));
-    for (built_in, built_in_text) in BUILT_IN {
-        // A custom template can extend a built-in one under this name, even if both have the same name otherwise.
-        environment.add_template_owned(format!("builtin/{built_in}"), built_in_text).map_err(error)?;
-    }
-    jinja::check(text).map_err(|beyond| Error::Template {
-        name: name.clone(),
-        line: beyond.line,
-        what: beyond.message,
-    })?;
-    environment.add_template_owned(name.clone(), text.clone()).map_err(error)?;
-    environment
-        .get_template(name)
-        .and_then(|template| template.render(minijinja::Value::from(Serde(context))))
-        .map_err(error)
-}
-
-/// Reads the rendered YAML list of the template `name`.
-fn arguments(name: &str, yaml: &str) -> Result<Vec<String>, Error> {
-    let shape = |what: String| Error::Shape { name: name.to_owned(), what };
-    let value: Value =
-        crate::yaml::from_str(yaml).map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
-    let Value::Array(items) = value else { return Err(shape("something other than a list".into())) };
-    items
-        .into_iter()
-        .enumerate()
-        .map(|(index, item)| match item {
-            Value::String(text) => Ok(text),
-            Value::Number(number) => Ok(number.to_string()),
-            Value::Object(_) => Ok(item.to_string()),
-            Value::Null | Value::Bool(_) | Value::Array(_) => Err(shape(format!("{item} as argument {}", index + 1))),
-        })
-        .collect()
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::runner_config::RunnerConfig;
+
+    fn config(vm: &str) -> RunnerConfig {
+        RunnerConfig::parse(&format!("/Runner:\n  namespace: ns1\n  vm:\n    name: vm1\n{vm}")).unwrap()
+    }
+
+    /// The arguments with one line for each option and its value.
+    fn lines(arguments: &[String]) -> String {
+        arguments.join(" ").replace(" --", "\n--")
+    }
+
+    #[test]
+    fn passt_forwards_all_ports_except_that_of_the_display() {
+        let root = UserAndGroup { uid: 0, gid: 0 };
+        let link = PodLink::Stream("RUN/passt.sock".into());
+        let arguments = |vm: &str| lines(&passt(&own_ports(&config(vm).vm), 9999, root, &link, true));
+        insta::assert_snapshot!(arguments(""), @"
+        --foreground
+        --one-off
+        --quiet
+        --runas 0:0
+        --socket RUN/passt.sock
+        --no-map-gw
+        --tcp-ports 1-9999
+        --udp-ports 1-9999
+        ");
+        let ports =
+            |vm: &str| arguments(vm).lines().filter(|line| line.contains("-ports")).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            ports("    display: { vnc: { port: 5905 } }\n"),
+            "--tcp-ports 1-9999,~5905 --udp-ports 1-9999,~5905"
+        );
+        assert_eq!(ports("    display: { spice: { port: 80 } }\n"), "--tcp-ports 1-9999,~80 --udp-ports 1-9999,~80");
+    }
+
+    #[test]
+    fn the_limit_of_open_files_limits_the_forwarded_ports() {
+        assert_eq!(last_port(9999, None), 9999);
+        assert_eq!(last_port(9999, Some(1 << 20)), 9999);
+        assert_eq!(last_port(u16::MAX, Some(1 << 20)), u16::MAX);
+        assert_eq!(last_port(9999, Some(20_000)), 9500);
+        assert_eq!(last_port(9999, Some(1024)), 12);
+        assert_eq!(last_port(9999, Some(0)), 1);
+    }
+}

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{device::DeviceId, state::Helper};
-use crate::{api::Reason, runner_config::VmSection};
+use super::state::Helper;
+use crate::{api::Reason, command_line::DeviceId, runner_config::VmSection};
 
 /// A device that does not work.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,12 +12,11 @@ use tracing::{info, warn};
 
 use super::{
     accel::{self, Choice},
-    command::{self, PodLink, Prepared},
+    command,
     config::{self, Configuration},
     control::Control,
     files::{FileAccessError, Purpose, create_directory, random_uuid},
     monitor::Monitor,
-    panics::Reactions,
     pod_network::{self, Ports},
     prepare,
     programs::{self, Helpers, hint},
@@ -25,7 +24,12 @@ use super::{
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
-use crate::{kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
+use crate::{
+    command_line::{self, PodLink, Prepared, Reactions},
+    kvm::TrialResult,
+    process::ErrorChain,
+    runner_config::RunnerConfig,
+};
 
 /// Why the VM could not be started, or has not ended well.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +45,7 @@ pub enum Error {
     Accelerator(#[from] accel::Error),
     /// QEMU's command line could not be rendered.
     #[error(transparent)]
-    Command(#[from] command::Error),
+    Command(#[from] command_line::Error),
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileAccessError),
@@ -193,7 +197,7 @@ async fn prepare_start(
     info!(accelerator, reason, "accelerator");
     let template = prepare::template(config, &options.templates, purpose)?;
     let link = match purpose {
-        Purpose::Start if command::has_pod_network(&config.vm) => pod_network::find(&options.passt_folder).await?,
+        Purpose::Start if command_line::has_pod_network(&config.vm) => pod_network::find(&options.passt_folder).await?,
         Purpose::Look => pod_network::present(&options.passt_folder),
         Purpose::Start => None,
     };
@@ -201,7 +205,7 @@ async fn prepare_start(
     let link = link.unwrap_or_else(|| PodLink::Stream(options.runtime.passt()));
     let prepared =
         prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu, link.clone(), purpose).await?;
-    let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
+    let arguments = command_line::qemu(config, &prepared, options.runtime.sockets(), &template)?;
     let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
         start: String::new(),
@@ -210,13 +214,13 @@ async fn prepare_start(
         hardware: hardware.name().into(),
         accelerator: accelerator.into(),
         accelerator_reason: reason,
-        macs: command::macs(&config.vm.network, &uuid, hardware),
+        macs: command_line::macs(&config.vm.network, &uuid, hardware),
         uuid,
         started_with: Some(StartedWith::from(configuration)),
         lost: Vec::new(),
         phase: Phase::Starting,
     };
-    Ok(Start { state, arguments, own_passt: (is_own && command::has_pod_network(&config.vm)).then_some(link) })
+    Ok(Start { state, arguments, own_passt: (is_own && command_line::has_pod_network(&config.vm)).then_some(link) })
 }
 
 /// Starts the programs that QEMU connects to.

@@ -4,13 +4,14 @@
 //! of the guest, and [`super::ctl`] what a person asks for in the VM's container.
 
 use super::{
-    cd::Medium,
     config::Password,
-    device::DeviceId,
     go_on::{GuestState, Who, permission},
     qmp::{Command, CpuSlot, Secret},
 };
-use crate::runner_config::digest;
+use crate::{
+    command_line::{DeviceId, Medium},
+    runner_config::digest,
+};
 
 /// An operation. There is none before QEMU listens on its monitors: until then the machine role prepares files and starts programs. From then on
 /// the guest is in one of the stages of this table. *waits*: it is carried out when the guest is in a stage that allows it.

@@ -25,15 +25,16 @@ use super::{
         Actual, CpuRule, Desired, Media, WantedCd, carried_out, cd_drives, changes, must_ask, present, refused_media,
         refused_reboot, taken_back,
     },
-    device::DeviceId,
     devices::{Problem, failed_disks},
     go_on::{GuestState, Who},
     operation::{Operation, Step},
-    panics::Panic,
     qmp::{Balloon, Command, Event, Status, read},
     state::Orders,
 };
-use crate::runner_config::VmSection;
+use crate::{
+    command_line::{DeviceId, Panic},
+    runner_config::VmSection,
+};
 
 /// When it is asked again what a refused CD is.
 pub const MEDIA_AGAIN: Duration = Duration::from_secs(30);

@@ -23,12 +23,15 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    command::{self, PodLink, UserAndGroup},
+    command::{self, UserAndGroup},
     files::read_untrusted,
     programs::{self, RETRY_INTERVAL, START_TIMEOUT, hint},
     supervisor::Pauses,
 };
-use crate::process::{ErrorChain, signals::terminated};
+use crate::{
+    command_line::PodLink,
+    process::{ErrorChain, signals::terminated},
+};
 
 /// The names of the sockets in the folder.
 const VHOST_USER: &str = "vhost-user.sock";

@@ -19,16 +19,15 @@ use tokio::process::Command;
 use tracing::{info, warn};
 
 use super::{
-    cd::{self, Medium},
-    clock_zone,
+    cd, clock_zone,
     cloud_init::CloudInitFiles,
-    command::{self, Firmware, Hardware, PodLink, Prepared, Template},
     config::Configuration,
     files::{FileAccessError, Purpose, random_uuid, read_optional, read_optional_text},
     runtime_dir::RuntimeDir,
 };
 use crate::{
     api,
+    command_line::{self, Firmware, Hardware, Medium, PodLink, Prepared, Template},
     runner_config::{Drive, LATEST_HARDWARE, RunnerConfig, VmSection, paths},
 };
 
@@ -58,7 +57,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileAccessError),
     /// The template does not exist.
-    #[error("there is no QEMU template {name}: it is neither built in ({}) nor in {TEMPLATES}", command::STANDARD)]
+    #[error("there is no QEMU template {name}: it is neither built in ({}) nor in {TEMPLATES}", command_line::STANDARD)]
     NoTemplate {
         /// The template's name.
         name: String,
@@ -199,9 +198,9 @@ pub async fn prepare(
 /// # Errors
 /// If there is no template of that name, or it cannot be read or copied.
 pub fn template(config: &RunnerConfig, directory: &Path, purpose: Purpose) -> Result<Template, Error> {
-    let name = config.template.as_deref().unwrap_or(command::STANDARD);
+    let name = config.template.as_deref().unwrap_or(command_line::STANDARD);
     // The standard template of the VM-Operator in Java. Its definition stored the name in VMs.
-    let name = if name == "Standard-VM-latest.ftl.yaml" { command::STANDARD } else { name };
+    let name = if name == "Standard-VM-latest.ftl.yaml" { command_line::STANDARD } else { name };
     let copy = Path::new(&config.data_dir).join(format!("template-{}", name.replace('/', "-")));
     if !config.update_template
         && let Some(text) = read_text(&copy)?
@@ -211,7 +210,7 @@ pub fn template(config: &RunnerConfig, directory: &Path, purpose: Purpose) -> Re
     // A name with a slash would be a path to any file in the image.
     let found = if name.contains('/') { None } else { read_text(&directory.join(name))? };
     let text = found
-        .or_else(|| command::built_in(name).map(str::to_owned))
+        .or_else(|| command_line::built_in(name).map(str::to_owned))
         .ok_or_else(|| Error::NoTemplate { name: name.into() })?;
     if !config.update_template {
         let data = Path::new(&config.data_dir);

@@ -24,7 +24,6 @@ use super::{
     lifecycle::{Input, Lifecycle},
     monitor::{Monitor, News},
     operation::Operation,
-    panics::{Reaction, Reactions},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Command, Error as QmpError, Event, Qmp},
     runtime_dir::RuntimeDir,
@@ -32,6 +31,7 @@ use super::{
     state::{EndReason, Helper},
 };
 use crate::{
+    command_line::{Reaction, Reactions},
     process::ErrorChain,
     runner_config::{VmSection, default_powerdown_timeout},
 };

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::{
-    device::DeviceId,
     go_on::{GuestState, Permission},
     lines::JsonLines,
 };
+use crate::command_line::DeviceId;
 
 /// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

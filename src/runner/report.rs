@@ -6,10 +6,8 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp}
 use serde_json::Value;
 
 use super::{
-    device::DeviceId,
     devices::Problem,
     login::LoginState,
-    panics::{Panic, Reaction, Reactions},
     qmp::Viewer,
     relay::{RelayState, at_screen},
     state::{EndReason, MachineState, Phase},
@@ -21,6 +19,7 @@ use crate::{
         report::{MOST_DEVICES, MOST_USERS},
         status::{CdIdentity, DeviceKind, DevicePhase, DeviceStatus, DiskIdentity, ListEntry, NetworkIdentity},
     },
+    command_line::{DeviceId, Panic, Reaction, Reactions},
     relay::Mode,
     runner_config::{VmSection, at_start::Attachment},
 };

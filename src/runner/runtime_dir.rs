@@ -9,7 +9,10 @@ use std::{
 use tracing::warn;
 
 use super::files::{FileAccessError, create_directory};
-use crate::process::follow::{Changes, DirectoryWatch, Follower, is_exhausted};
+use crate::{
+    command_line::Sockets,
+    process::follow::{Changes, DirectoryWatch, Follower, is_exhausted},
+};
 
 /// The longest path of the directory in bytes. The address of a Unix socket has 108 bytes (`sun_path`, see unix(7)), and the
 /// names of the sockets in the directory need the rest.
@@ -73,6 +76,21 @@ impl RuntimeDir {
         // This call comes last, because both may be the same directory, and the last call for a directory counts.
         watch.add(config_dir, Changes::Files).map_err(error())?;
         watch.follow().map_err(error())
+    }
+
+    /// The sockets of QEMU's command line.
+    pub fn sockets(&self) -> Sockets {
+        let text = |path: PathBuf| path.display().to_string();
+        Sockets {
+            monitor: text(self.monitor()),
+            agent: text(self.agent_monitor()),
+            serial: text(self.serial()),
+            guest_agent: text(self.guest_agent()),
+            vmop_agent: text(self.vmop_agent()),
+            tpm: Some(text(self.tpm())),
+            spice: text(self.spice()),
+            vnc: text(self.vnc()),
+        }
     }
 
     /// The socket of QEMU's monitor for the machine role.

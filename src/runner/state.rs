@@ -41,7 +41,7 @@ pub struct MachineState {
     pub pid: u32,
     /// QEMU's machine type, such as `pc-q35-7.2`. Empty if QEMU was not started, as the next three fields.
     pub machine_type: String,
-    /// How the devices are arranged: a name of [`Hardware`](super::command::Hardware).
+    /// How the devices are arranged: a name of [`Hardware`](crate::command_line::Hardware).
     #[serde(default)]
     pub hardware: String,
     /// `kvm` or `tcg`.

@@ -3,7 +3,8 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::{
     api::status::DeviceKind,
-    runner::{cd::Medium, cloud_init::CloudInitFiles, state::Phase},
+    command_line::Medium,
+    runner::{cloud_init::CloudInitFiles, state::Phase},
     runner_config::RunnerConfig,
 };
 

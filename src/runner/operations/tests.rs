@@ -2,7 +2,8 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::json;
 
 use super::{played::PlayedQemu, *};
-use crate::runner::{cd::Medium, config::Password, operation::DisplayPassword, qmp};
+use crate::command_line::Medium;
+use crate::runner::{config::Password, operation::DisplayPassword, qmp};
 
 /// Why the agent stops in the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -129,7 +129,7 @@ fn options(arguments: &[String]) -> Vec<(String, Vec<String>)> {
 }
 
 /// The options of a VM; an error of a text that is refused.
-fn options_of(vm: &Value, path: &str, runtime: &RuntimeDir) -> Result<Vec<(String, Vec<String>)>, String> {
+fn options_of(vm: &Value, path: &str, sockets: Sockets) -> Result<Vec<(String, Vec<String>)>, String> {
     let config = json!({ "namespace": "orchard", "vm": vm });
     let config: RunnerConfig = serde_json::from_value(config).map_err(|error| error.to_string())?;
     let medium = |(number, text): (usize, &str)| match number {
@@ -143,7 +143,7 @@ fn options_of(vm: &Value, path: &str, runtime: &RuntimeDir) -> Result<Vec<(Strin
         media: config.vm.drives.iter().filter_map(Drive::cd).enumerate().map(medium).collect(),
         ..prepared()
     };
-    let arguments = qemu(&config, &prepared, runtime, &standard_template()).map_err(|error| error.to_string())?;
+    let arguments = qemu(&config, &prepared, sockets, &standard_template()).map_err(|error| error.to_string())?;
     Ok(options(&arguments))
 }
 
@@ -164,7 +164,7 @@ fn the_keys_are_those_that_qemu_reads() {
 fn no_text_of_a_vm_adds_an_option() {
     for display in ["spice", "vnc"] {
         let plain = vm(display);
-        let expected = options_of(&plain, "/x", &runtime()).unwrap();
+        let expected = options_of(&plain, "/x", sockets()).unwrap();
         assert!(expected.len() > 40, "{expected:?}");
         let places = texts(&plain, "");
         assert!(places.len() > 25, "{places:?}");
@@ -173,7 +173,7 @@ fn no_text_of_a_vm_adds_an_option() {
             for text in HOSTILE {
                 let mut vm = plain.clone();
                 *vm.pointer_mut(place).unwrap() = text.into();
-                match options_of(&vm, "/x", &runtime()) {
+                match options_of(&vm, "/x", sockets()) {
                     Ok(options) => assert_eq!(options, expected, "{place} is {text:?}"),
                     Err(_) => drop(refused.insert(place.as_str())),
                 }
@@ -191,11 +191,9 @@ fn no_text_of_a_vm_adds_an_option() {
 #[test]
 fn no_path_on_the_node_adds_an_option() {
     let plain = vm("vnc");
-    let expected = options_of(&plain, "/x", &runtime()).unwrap();
+    let expected = options_of(&plain, "/x", sockets()).unwrap();
     for text in HOSTILE {
-        assert_eq!(options_of(&plain, text, &runtime()).unwrap(), expected, "{text:?}");
+        assert_eq!(options_of(&plain, text, sockets()).unwrap(), expected, "{text:?}");
     }
-    let directory = tempfile::tempdir().unwrap();
-    let runtime = RuntimeDir::open(&directory.path().join("a,b=c")).unwrap();
-    assert_eq!(options_of(&plain, "/x", &runtime).unwrap(), expected);
+    assert_eq!(options_of(&plain, "/x", sockets_in("/run/a,b=c")).unwrap(), expected);
 }

@@ -2,9 +2,23 @@ mod options;
 
 use super::*;
 
-/// The runtime directory in the command lines.
-fn runtime() -> RuntimeDir {
-    RuntimeDir::open(&std::env::temp_dir().join("vmr-command-tests")).unwrap()
+/// The sockets in the command lines.
+fn sockets() -> Sockets {
+    sockets_in("RUN")
+}
+
+fn sockets_in(folder: &str) -> Sockets {
+    let socket = |name: &str| format!("{folder}/{name}.sock");
+    Sockets {
+        monitor: socket("monitor"),
+        agent: socket("agent"),
+        serial: socket("serial"),
+        guest_agent: socket("guest-agent"),
+        vmop_agent: socket("vmop-agent"),
+        tpm: Some(socket("swtpm")),
+        spice: socket("spice"),
+        vnc: socket("vnc"),
+    }
 }
 
 fn prepared() -> Prepared {
@@ -18,7 +32,7 @@ fn prepared() -> Prepared {
         cloud_init_disk: None,
         block_devices: vec![true; 8],
         media: vec![],
-        pod_network: PodLink::Stream(runtime().passt()),
+        pod_network: PodLink::Stream("RUN/passt.sock".into()),
         display_password: true,
         names_disks: false,
         rtc_base: None,
@@ -36,7 +50,7 @@ fn lines(arguments: &[String]) -> String {
         text.push_str(if argument.starts_with('-') { "\n" } else { " " });
         text.push_str(argument);
     }
-    text.trim_start().replace(&runtime().path().display().to_string(), "RUN")
+    text.trim_start().to_owned()
 }
 
 fn template(name: &str, text: &str) -> Template {
@@ -48,11 +62,11 @@ fn standard_template() -> Template {
 }
 
 fn standard(vm: &str, prepared: &Prepared) -> String {
-    lines(&qemu(&config(vm), prepared, &runtime(), &standard_template()).unwrap())
+    lines(&qemu(&config(vm), prepared, sockets(), &standard_template()).unwrap())
 }
 
 fn failure(vm: &str) -> String {
-    qemu(&config(vm), &prepared(), &runtime(), &standard_template()).unwrap_err().to_string()
+    qemu(&config(vm), &prepared(), sockets(), &standard_template()).unwrap_err().to_string()
 }
 
 #[test]
@@ -241,36 +255,6 @@ fn a_pod_network_is_a_connection_to_passt() {
 }
 
 #[test]
-fn passt_forwards_all_ports_except_that_of_the_display() {
-    let root = UserAndGroup { uid: 0, gid: 0 };
-    let link = PodLink::Stream(runtime().passt());
-    let arguments = |vm: &str| lines(&passt(&own_ports(&config(vm).vm), 9999, root, &link, true));
-    insta::assert_snapshot!(arguments(""), @"
-    --foreground
-    --one-off
-    --quiet
-    --runas 0:0
-    --socket RUN/passt.sock
-    --no-map-gw
-    --tcp-ports 1-9999
-    --udp-ports 1-9999
-    ");
-    let ports = |vm: &str| arguments(vm).lines().filter(|line| line.contains("-ports")).collect::<Vec<_>>().join(" ");
-    assert_eq!(ports("    display: { vnc: { port: 5905 } }\n"), "--tcp-ports 1-9999,~5905 --udp-ports 1-9999,~5905");
-    assert_eq!(ports("    display: { spice: { port: 80 } }\n"), "--tcp-ports 1-9999,~80 --udp-ports 1-9999,~80");
-}
-
-#[test]
-fn the_limit_of_open_files_limits_the_forwarded_ports() {
-    assert_eq!(last_port(9999, None), 9999);
-    assert_eq!(last_port(9999, Some(1 << 20)), 9999);
-    assert_eq!(last_port(u16::MAX, Some(1 << 20)), u16::MAX);
-    assert_eq!(last_port(9999, Some(20_000)), 9500);
-    assert_eq!(last_port(9999, Some(1024)), 12);
-    assert_eq!(last_port(9999, Some(0)), 1);
-}
-
-#[test]
 fn up_to_64_disks_have_addresses_of_their_own() {
     let drives: String = (0..64).map(|n| format!("    - {{ type: raw, resource: /dev/d{n} }}\n")).collect();
     let text = standard(&format!("    drives:\n{drives}"), &prepared());
@@ -302,12 +286,12 @@ fn no_value_can_become_another_argument() {
     {
         let drive = serde_json::to_string(text).unwrap();
         let config = config(&format!("    drives: [{{ type: raw, resource: {drive} }}]\n"));
-        let arguments = qemu(&config, &prepared(), &runtime(), &standard_template()).unwrap();
+        let arguments = qemu(&config, &prepared(), sockets(), &standard_template()).unwrap();
         let image = arguments.iter().find(|argument| argument.contains("disk0-image")).unwrap();
         let image: Value = serde_json::from_str(image).unwrap();
         assert_eq!(image["file"]["filename"], text);
         let plain = self::config("    drives: [{ type: raw, resource: x }]\n");
-        let plain = qemu(&plain, &prepared(), &runtime(), &standard_template()).unwrap();
+        let plain = qemu(&plain, &prepared(), sockets(), &standard_template()).unwrap();
         assert_eq!(arguments.len(), plain.len());
     }
 }
@@ -322,9 +306,8 @@ fn an_unsupported_configuration_is_an_error_with_the_reason() {
 
 #[test]
 fn the_error_for_a_wrong_template_names_the_problem() {
-    let error_of = |text: &str| {
-        qemu(&config(""), &prepared(), &runtime(), &template("own.yaml.j2", text)).unwrap_err().to_string()
-    };
+    let error_of =
+        |text: &str| qemu(&config(""), &prepared(), sockets(), &template("own.yaml.j2", text)).unwrap_err().to_string();
     let wrong = [
         "- a\n- {{ machine.typ }}",
         "- a\n{% if %}",
@@ -339,7 +322,7 @@ fn the_error_for_a_wrong_template_names_the_problem() {
 #[test]
 fn a_template_can_replace_one_block_of_the_standard_template() {
     let text = "{% extends 'builtin/standard.yaml.j2' %}{% block networks %}- -nic\n- none\n{% endblock %}";
-    let arguments = qemu(&config(""), &prepared(), &runtime(), &template("own.yaml.j2", text)).unwrap();
+    let arguments = qemu(&config(""), &prepared(), sockets(), &template("own.yaml.j2", text)).unwrap();
     assert!(lines(&arguments).contains("\n-nic none\n"));
 }
 
@@ -376,7 +359,7 @@ fn a_network_has_the_address_of_its_slot_whatever_stands_before_it() {
             format!("    - {{ type: user, device: virtio-net{slot} }}\n")
         });
         let config = config(&format!("    network:\n{}", text.collect::<String>()));
-        qemu(&config, &prepared(), &runtime(), &standard_template())
+        qemu(&config, &prepared(), sockets(), &standard_template())
     };
     let cards = |text: &str| -> Vec<String> {
         let arguments = network(text).unwrap();
@@ -418,7 +401,7 @@ fn a_disk_and_a_cd_drive_are_where_their_slots_say() {
         };
         let drives: String = drives.iter().map(drive).collect();
         let prepared = Prepared { hardware, cloud_init_disk: Some("/run/cloud-init.img".into()), ..prepared() };
-        qemu(&config(&format!("    drives:\n{drives}")), &prepared, &runtime(), &standard_template())
+        qemu(&config(&format!("    drives:\n{drives}")), &prepared, sockets(), &standard_template())
     };
     let places = |hardware: Hardware, drives: &[(&str, &str)]| {
         let arguments = with(hardware, drives).unwrap();
@@ -456,7 +439,7 @@ fn a_disk_and_a_cd_drive_are_where_their_slots_say() {
 fn a_template_without_support_for_pod_networks_is_refused_for_one() {
     let old = built_in(STANDARD).unwrap().replace(r#"network.type == "pod""#, "false");
     let vm = config("    network: [{ type: pod, device: virtio-net }]\n");
-    let error = qemu(&vm, &prepared(), &runtime(), &template("old.yaml.j2", &old)).unwrap_err().to_string();
+    let error = qemu(&vm, &prepared(), sockets(), &template("old.yaml.j2", &old)).unwrap_err().to_string();
     assert!(error.starts_with("the QEMU template old.yaml.j2 does not support networks of type pod"), "{error}");
 }
 
@@ -568,7 +551,7 @@ fn a_disk_has_its_name_as_serial_number_where_that_was_decided_at_the_first_star
     let vm = "    drives: [{type: raw, resource: /dev/system-disk}, {type: raw, resource: /dev/x-disk, serial: WD-1}]";
     let serials = |names_disks| {
         let prepared = Prepared { names_disks, block_devices: vec![true, true], ..prepared() };
-        let lines = qemu(&config(vm), &prepared, &runtime(), &standard_template()).unwrap();
+        let lines = qemu(&config(vm), &prepared, sockets(), &standard_template()).unwrap();
         let of = |line: &String| Some(line.split_once("\"serial\":\"")?.1.split('"').next()?.to_owned());
         lines.iter().filter_map(of).collect::<Vec<_>>()
     };
@@ -580,6 +563,6 @@ fn a_disk_has_its_name_as_serial_number_where_that_was_decided_at_the_first_star
 #[test]
 fn the_clock_has_the_time_of_its_zone() {
     let prepared = Prepared { rtc_base: Some("2027-01-15T11:00:00".into()), ..prepared() };
-    let lines = qemu(&config("    rtcBase: localtime"), &prepared, &runtime(), &standard_template()).unwrap();
+    let lines = qemu(&config("    rtcBase: localtime"), &prepared, sockets(), &standard_template()).unwrap();
     assert!(lines.iter().any(|line| line.starts_with("base=2027-01-15T11:00:00,clock=rt")), "{lines:?}");
 }

@@ -9,7 +9,6 @@ pub mod answers;
 pub mod api;
 pub mod assignment;
 pub mod claims;
-pub mod command_line;
 pub mod config;
 pub mod entries;
 pub mod exchange;

@@ -134,7 +134,7 @@ fn config() -> Value {
 fn configuration() -> Configuration {
     let text = json!({ "/Runner": config() }).to_string();
     let config = config::parse(Path::new("config.yaml"), &text).unwrap();
-    Configuration { config, digest: "digest".into(), password: None, cloud_init: None }
+    Configuration { config, digest: "digest".into(), password: None, cloud_init: None, qemu: None }
 }
 
 fn machine(phase: &Phase) -> MachineState {

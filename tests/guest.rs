@@ -23,6 +23,8 @@ mod relay;
 mod runner;
 #[path = "support/spice.rs"]
 mod spice;
+#[path = "guest/templates.rs"]
+mod templates;
 #[path = "support/vnc.rs"]
 mod vnc;
 
@@ -241,7 +243,7 @@ fn a_cd_that_the_guest_has_locked_is_changed_when_the_guest_opens_the_tray() {
     let mut vm = Vm::new(json!({}), json!({ "lock-cd": true }));
     let [small, large] = [("small.iso", 64), ("large.iso", 128)].map(|(name, kilobytes)| vm.cd(name, kilobytes));
     // The tiny guest has a driver only for drives at a SCSI controller. The VM has no balloon, which must not prevent other changes.
-    let template = include_str!("../templates/runner/standard.yaml.j2")
+    let template = include_str!("../templates/qemu/standard.yaml.j2")
         .replace("driver: virtio-balloon-pci", "driver: virtio-rng-pci")
         .replace("  free-page-reporting: true\n  deflate-on-oom: true\n", "")
         .replace("driver: ide-cd", "driver: scsi-cd")

@@ -155,6 +155,6 @@ fn the_unit_starts_the_agent_when_its_port_appears() {
         rule.contains("ATTR{name}==\"org.jdrupes.vmop_agent.0\"")
             && rule.contains("SYSTEMD_WANTS}=\"vmop-agent.service\"")
     );
-    let template = include_str!("../templates/runner/standard.yaml.j2");
+    let template = include_str!("../templates/qemu/standard.yaml.j2");
     assert!(template.contains("name: org.jdrupes.vmop_agent.0"));
 }

@@ -188,7 +188,8 @@ fn new(name: &str, folder: &Path, output: &mut Output<'_>) -> Result<(), Failure
     for (_, block, about, _) in BLOCKS.iter().filter(|(template, ..)| template == name) {
         text += &format!("\n{{# {about} #}}\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n");
     }
-    fs::create_dir_all(folder).map_err(FileError::io(folder))?;
+    let parent = file.parent().unwrap_or(folder);
+    fs::create_dir_all(parent).map_err(FileError::io(parent))?;
     fs::write(&file, text).map_err(FileError::io(&file))?;
     writeln!(output, "wrote {}", file.display())?;
     let schema = folder.join(SCHEMA);

@@ -525,7 +525,7 @@ mod tests {
         };
         insta::assert_snapshot!(found(&[("a.yaml.j2", shared), ("lib/b.yaml.j2", shared)]), @"
         a.yaml.j2:Some(4) shared-name ConfigMap shared is rendered for the VMs small and large: its name must contain the VM's name
-        lib/b.yaml.j2:None unused-file lib/b.yaml.j2 is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it
+        lib/b.yaml.j2:None unused-file lib/b.yaml.j2 is never rendered: only NAME.yaml.j2 at the top and qemu/NAME.yaml.j2 are, and no other file includes or imports it
         ");
         insta::assert_snapshot!(found(&[("pod.yaml.j2", pod)]), @"pod.yaml.j2:Some(2) no-runner Pod small has no container vm-runner, so the VM would have no guest: the block `containers` replaces it; write {{ super() }} in the block to keep it (VMs small, large)");
         // It is in another line of the output of each VM.

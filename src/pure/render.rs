@@ -15,11 +15,13 @@
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
 //! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest`, `mounts`, `references` and
 //! `hidden` look at a set from above; they and `output` use `pod`.
+//! `command_line` makes QEMU's arguments, in the runner; `qemu` checks its templates and hands them over.
 //! `check` is above all: it calls [`render`] and uses `valid`.
 
 pub mod builtin;
 pub mod check;
 pub mod cloud_init;
+pub mod command_line;
 pub mod context;
 pub(crate) mod drives;
 mod error;
@@ -35,6 +37,7 @@ pub mod outline;
 pub mod output;
 pub mod patches;
 pub(crate) mod pod;
+pub mod qemu;
 mod reach;
 mod read;
 pub(crate) mod references;
@@ -131,6 +134,9 @@ fn render_valid(
     let vm = &steering::without(vm);
     let context = context_of(vm, observed, config, random, templates)?;
     let claims: Vec<String> = context.claims().map(str::to_owned).collect();
+    let qemu = context.qemu_file();
+    qemu.map_or(Ok(()), |(runner, file)| qemu::check(runner, file, templates))?;
+    let has_qemu_templates = qemu.is_some();
     let context = context.value();
     let mut documents = documents(templates, &context)?;
     for patch in templates.patches(&context)? {
@@ -147,6 +153,7 @@ fn render_valid(
         objects.push(object);
     }
     guest::check(&objects, templates)?;
+    qemu::check_is_handed_over(has_qemu_templates, &objects)?;
     mounts::check(stored, observed, claims.iter().map(String::as_str), &objects)?;
     Ok(objects)
 }
@@ -159,7 +166,7 @@ fn context_of(
     templates: &TemplateSet,
 ) -> Result<Context, TemplateError> {
     let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref())?;
-    context::build(vm, observed, config, random, values).map_err(TemplateError::context)
+    context::build(vm, observed, config, random, values, templates.qemu()).map_err(TemplateError::context)
 }
 
 fn documents<'a>(templates: &'a TemplateSet, context: &minijinja::Value) -> Result<Vec<Document<'a>>, TemplateError> {

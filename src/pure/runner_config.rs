@@ -27,6 +27,10 @@ pub mod paths {
     /// The file with the time when the password expires, and the key in a display Secret: `never`, `now`, `+N` (N seconds from the
     /// moment when the runner sets the password), or Unix time in seconds. Empty or missing: never.
     pub const EXPIRY_FILE: &str = "password-expiry";
+    /// The file with the runner's configuration ([`ConfigFile`](super::ConfigFile)).
+    pub const CONFIG_FILE: &str = "config.yaml";
+    /// The file with the QEMU templates of the VM's set ([`QemuFile`](crate::render::command_line::QemuFile)). Missing: the set has none.
+    pub const QEMU_FILE: &str = "qemu.yaml";
     /// The value of [`EXPIRY_FILE`] for a password that does not expire.
     pub const NEVER: &str = "never";
     /// The directory of the cloud-init files `meta-data`, `user-data`, `vendor-data` and `network-config`, in [`CONFIG_DIR`].

@@ -21,7 +21,7 @@ use std::{
 
 use tokio::process::Command;
 
-use crate::{api::cd::Cd, command_line::Medium, runner_config::paths::IMAGE_REPOSITORY};
+use crate::{api::cd::Cd, render::command_line::Medium, runner_config::paths::IMAGE_REPOSITORY};
 
 /// The program that asks for a URL.
 pub const CURL: &str = "curl";

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     api::{Firmware, PendingChange, Subject},
-    command_line::{DeviceId, Hardware},
+    render::command_line::{DeviceId, Hardware},
     runner_config::{
         LATEST_HARDWARE, VmSection,
         at_start::{self, Attachment},
@@ -346,6 +346,9 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
     if started.template != desired.template {
         let text = |text: &Option<String>| text.clone().map(Value::String);
         pending.push(at_start::template(text(&started.template), text(&desired.template)));
+    }
+    if started.qemu != desired.qemu {
+        pending.push(at_start::qemu_file());
     }
     if started.cloud_init != desired.cloud_init {
         pending.push(at_start::cloud_init());

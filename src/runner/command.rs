@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::runtime_dir::RuntimeDir;
-use crate::{command_line::PodLink, runner_config::VmSection};
+use crate::{render::command_line::PodLink, runner_config::VmSection};
 
 /// The number of open files that passt needs for itself and for connections.
 const PASST_FILES: u64 = 1000;

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     api::Clipboard,
+    render::command_line::QemuFile,
     runner_config::{ConfigFile, RunnerConfig, VmSection, paths},
 };
 
@@ -71,6 +72,33 @@ pub struct Configuration {
     pub password: Option<Password>,
     /// The cloud-init data. `None`: the guest gets no cloud-init disk.
     pub cloud_init: Option<CloudInitFiles>,
+    /// The QEMU templates of the VM's set, if it has some.
+    pub qemu: Option<QemuTemplates>,
+}
+
+/// The file [`paths::QEMU_FILE`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct QemuTemplates {
+    /// The text of the file.
+    pub text: String,
+    /// What it says.
+    pub file: QemuFile,
+}
+
+impl QemuTemplates {
+    /// Reads the text of the file at `path`.
+    ///
+    /// # Errors
+    /// If it is not such a file.
+    pub fn parse(path: &Path, text: String) -> Result<Self, Error> {
+        let file = crate::yaml::from_str(&text).map_err(|error| content(path, &error))?;
+        Ok(Self { text, file })
+    }
+
+    /// The digest of the file.
+    pub fn digest(&self) -> String {
+        ConfigFile::digest(&self.text)
+    }
 }
 
 /// Reads the configuration from a directory with the layout of [`paths::CONFIG_DIR`]. All files but `config.yaml` are optional.
@@ -93,7 +121,10 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
     };
     let projected = projected_cloud_init(dir)?;
     let cloud_init = CloudInitFiles::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
-    Ok(Configuration { config, digest: ConfigFile::digest(&text), password, cloud_init })
+    let path = dir.join(paths::QEMU_FILE);
+    let qemu = read_optional(&path)?.map(|text| String::from_utf8_lossy(&text).into_owned());
+    let qemu = qemu.map(|text| QemuTemplates::parse(&path, text)).transpose()?;
+    Ok(Configuration { config, digest: ConfigFile::digest(&text), password, cloud_init, qemu })
 }
 
 /// Parses and checks `config.yaml`.
@@ -102,17 +133,20 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
 /// If the text is not YAML, a field is missing or has the wrong type, or two fields contradict each other. `path` is only for the
 /// error.
 pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
-    let config = RunnerConfig::parse(text).map_err(|error| {
-        let (line, column) = error.place().unwrap_or((1, 1));
-        // The parser repeats the position at the end of its message.
-        let what = error.to_string();
-        let what = what.split_once(" at line ").map_or(what.as_str(), |(what, _)| what).to_owned();
-        Error::Content { path: path.to_owned(), line, column, what }
-    })?;
+    let config = RunnerConfig::parse(text).map_err(|error| content(path, &error))?;
     match contradiction(&config.vm) {
         Some(what) => Err(Error::Contradiction { path: path.to_owned(), what }),
         None => Ok(config),
     }
+}
+
+/// The error of a file that is not YAML, or not what it should be.
+fn content(path: &Path, error: &crate::yaml::Error) -> Error {
+    let (line, column) = error.place().unwrap_or((1, 1));
+    // The parser repeats the position at the end of its message.
+    let what = error.to_string();
+    let what = what.split_once(" at line ").map_or(what.as_str(), |(what, _)| what).to_owned();
+    Error::Content { path: path.to_owned(), line, column, what }
 }
 
 /// The first contradiction between fields.

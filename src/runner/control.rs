@@ -265,7 +265,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
-    use crate::command_line::Medium;
+    use crate::render::command_line::Medium;
 
     fn runtime(directory: &Path) -> RuntimeDir {
         RuntimeDir::open(directory).unwrap()

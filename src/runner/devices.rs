@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::state::Helper;
-use crate::{api::Reason, command_line::DeviceId, runner_config::VmSection};
+use crate::{api::Reason, render::command_line::DeviceId, runner_config::VmSection};
 
 /// A device that does not work.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use super::{
     qmp,
     state::EndReason,
 };
-use crate::command_line::Reactions;
+use crate::render::command_line::Reactions;
 
 /// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
 /// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as

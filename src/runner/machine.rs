@@ -25,9 +25,9 @@ use super::{
     state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
 use crate::{
-    command_line::{self, PodLink, Prepared, Reactions},
     kvm::TrialResult,
     process::ErrorChain,
+    render::command_line::{self, PodLink, Prepared, Reactions},
     runner_config::RunnerConfig,
 };
 
@@ -195,7 +195,7 @@ async fn prepare_start(
     )
     .await?;
     info!(accelerator, reason, "accelerator");
-    let template = prepare::template(config, &options.templates, purpose)?;
+    let template = prepare::template(config, configuration.qemu.as_ref(), &options.templates, purpose)?;
     let link = match purpose {
         Purpose::Start if command_line::has_pod_network(&config.vm) => pod_network::find(&options.passt_folder).await?,
         Purpose::Look => pod_network::present(&options.passt_folder),

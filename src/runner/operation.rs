@@ -9,7 +9,7 @@ use super::{
     qmp::{Command, CpuSlot, Secret},
 };
 use crate::{
-    command_line::{DeviceId, Medium},
+    render::command_line::{DeviceId, Medium},
     runner_config::digest,
 };
 

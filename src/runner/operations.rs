@@ -32,7 +32,7 @@ use super::{
     state::Orders,
 };
 use crate::{
-    command_line::{DeviceId, Panic},
+    render::command_line::{DeviceId, Panic},
     runner_config::VmSection,
 };
 

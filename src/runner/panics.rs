@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::{go_on::GuestState, qmp::Event};
-use crate::command_line::{Panic, Reaction, Reactions};
+use crate::render::command_line::{Panic, Reaction, Reactions};
 
 /// The time until the first reset: the VM's status says meanwhile what has happened.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(5);

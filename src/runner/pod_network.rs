@@ -29,8 +29,8 @@ use super::{
     supervisor::Pauses,
 };
 use crate::{
-    command_line::PodLink,
     process::{ErrorChain, signals::terminated},
+    render::command_line::PodLink,
 };
 
 /// The names of the sockets in the folder.

@@ -21,13 +21,14 @@ use tracing::{info, warn};
 use super::{
     cd, clock_zone,
     cloud_init::CloudInitFiles,
-    config::Configuration,
+    config::{self, Configuration, QemuTemplates},
     files::{FileAccessError, Purpose, random_uuid, read_optional, read_optional_text},
     runtime_dir::RuntimeDir,
 };
 use crate::{
     api,
-    command_line::{self, Firmware, Hardware, Medium, PodLink, Prepared, Template},
+    render::command_line::{self, Environment, Firmware, Hardware, Medium, PodLink, Prepared, Template},
+    render::qemu::template_of,
     runner_config::{Drive, LATEST_HARDWARE, RunnerConfig, VmSection, paths},
 };
 
@@ -47,6 +48,8 @@ const GENERATION: &str = "generation-id";
 const LEGACY_TEMPLATE: &str = "VM.ftl.yaml";
 /// The file in the data directory with QEMU's machine type.
 const MACHINE_TYPE: &str = "machine-type";
+/// The file in the data directory with the templates of the VM's set at its first start, if it keeps them.
+const QEMU_COPY: &str = "qemu-templates.yaml";
 /// The file with a TPM's persistent state, as swtpm names it.
 const TPM_STATE: &str = "tpm2-00.permall";
 
@@ -56,8 +59,14 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileAccessError),
+    /// The copy of the templates of the VM's set can't be read.
+    #[error(transparent)]
+    Copy(#[from] config::Error),
     /// The template does not exist.
-    #[error("there is no QEMU template {name}: it is neither built in ({}) nor in {TEMPLATES}", command_line::STANDARD)]
+    #[error(
+        "there is no QEMU template {name}: it is neither in the VM's template set (as qemu/{name}) nor built in ({}) nor in {TEMPLATES}",
+        command_line::STANDARD
+    )]
     NoTemplate {
         /// The template's name.
         name: String,
@@ -158,7 +167,7 @@ pub enum Error {
 /// # Errors
 /// If something is missing or cannot be created. The error names it.
 pub async fn prepare(
-    Configuration { config, digest: _, password, cloud_init }: &Configuration,
+    Configuration { config, digest: _, password, cloud_init, qemu: _ }: &Configuration,
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,
@@ -188,24 +197,32 @@ pub async fn prepare(
         names_disks,
         generation_id,
         rtc_base: clock_zone::base(vm, SystemTime::now())?,
+        environment: Environment::of(
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        ),
     })
 }
 
-/// Reads the QEMU template: the copy in the data directory, if the configuration has `updateTemplate: false` and there is one; else the
-/// file in `directory`, else the built-in template. With `updateTemplate: false` a start also makes the
-/// copy.
+/// Reads the QEMU template: the copy in the data directory, if the configuration has `updateTemplate: false` and there is one; else that of
+/// the VM's set, else the file in `directory`, else the built-in template. With `updateTemplate: false` a start also makes the copy.
 ///
 /// # Errors
 /// If there is no template of that name, or it cannot be read or copied.
-pub fn template(config: &RunnerConfig, directory: &Path, purpose: Purpose) -> Result<Template, Error> {
-    let name = config.template.as_deref().unwrap_or(command_line::STANDARD);
-    // The standard template of the VM-Operator in Java. Its definition stored the name in VMs.
-    let name = if name == "Standard-VM-latest.ftl.yaml" { command_line::STANDARD } else { name };
+pub fn template(
+    config: &RunnerConfig,
+    of_set: Option<&QemuTemplates>,
+    directory: &Path,
+    purpose: Purpose,
+) -> Result<Template, Error> {
+    let name = command_line::template_name(config);
     let copy = Path::new(&config.data_dir).join(format!("template-{}", name.replace('/', "-")));
     if !config.update_template
         && let Some(text) = read_text(&copy)?
     {
-        return Ok(Template { name: name.into(), text });
+        return Ok(Template::alone(name, text));
+    }
+    if let Some(template) = template_of_set(config, of_set, purpose)? {
+        return Ok(template);
     }
     // A name with a slash would be a path to any file in the image.
     let found = if name.contains('/') { None } else { read_text(&directory.join(name))? };
@@ -217,7 +234,26 @@ pub fn template(config: &RunnerConfig, directory: &Path, purpose: Purpose) -> Re
         purpose.create_directory(data)?;
         purpose.write(&copy, text.as_bytes())?;
     }
-    Ok(Template { name: name.into(), text })
+    Ok(Template::alone(name, text))
+}
+
+/// The QEMU template of the VM's set, or the copy of the set's templates, if the configuration has `updateTemplate: false` and there is one.
+fn template_of_set(
+    config: &RunnerConfig,
+    of_set: Option<&QemuTemplates>,
+    purpose: Purpose,
+) -> Result<Option<Template>, Error> {
+    let data = Path::new(&config.data_dir);
+    let copy = data.join(QEMU_COPY);
+    let kept = if config.update_template { None } else { read_text(&copy)? };
+    let kept = kept.map(|text| QemuTemplates::parse(&copy, text)).transpose()?;
+    let Some(found) = kept.as_ref().or(of_set) else { return Ok(None) };
+    let Some(name) = template_of(config, &found.file.templates) else { return Ok(None) };
+    if !config.update_template && kept.is_none() {
+        purpose.create_directory(data)?;
+        purpose.write(&copy, found.text.as_bytes())?;
+    }
+    Ok(Some(Template { name, file: found.file.clone() }))
 }
 
 fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {

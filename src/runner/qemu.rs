@@ -31,8 +31,8 @@ use super::{
     state::{EndReason, Helper},
 };
 use crate::{
-    command_line::{Reaction, Reactions},
     process::ErrorChain,
+    render::command_line::{Reaction, Reactions},
     runner_config::{VmSection, default_powerdown_timeout},
 };
 

@@ -12,7 +12,7 @@ use super::{
     go_on::{GuestState, Permission},
     lines::JsonLines,
 };
-use crate::command_line::DeviceId;
+use crate::render::command_line::DeviceId;
 
 /// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -19,8 +19,8 @@ use crate::{
         report::{MOST_DEVICES, MOST_USERS},
         status::{CdIdentity, DeviceKind, DevicePhase, DeviceStatus, DiskIdentity, ListEntry, NetworkIdentity},
     },
-    command_line::{DeviceId, Panic, Reaction, Reactions},
     relay::Mode,
+    render::command_line::{DeviceId, Panic, Reaction, Reactions},
     runner_config::{VmSection, at_start::Attachment},
 };
 

@@ -10,8 +10,8 @@ use tracing::warn;
 
 use super::files::{FileAccessError, create_directory};
 use crate::{
-    command_line::Sockets,
     process::follow::{Changes, DirectoryWatch, Follower, is_exhausted},
+    render::command_line::Sockets,
 };
 
 /// The longest path of the directory in bytes. The address of a Unix socket has 108 bytes (`sun_path`, see unix(7)), and the

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::{
     cloud_init::CloudInitFiles,
-    config::{Configuration, Password},
+    config::{Configuration, Password, QemuTemplates},
     files::{FileAccessError, read_untrusted, write_atomically},
     runtime_dir::RuntimeDir,
 };
@@ -41,7 +41,7 @@ pub struct MachineState {
     pub pid: u32,
     /// QEMU's machine type, such as `pc-q35-7.2`. Empty if QEMU was not started, as the next three fields.
     pub machine_type: String,
-    /// How the devices are arranged: a name of [`Hardware`](crate::command_line::Hardware).
+    /// How the devices are arranged: a name of [`Hardware`](crate::render::command_line::Hardware).
     #[serde(default)]
     pub hardware: String,
     /// `kvm` or `tcg`.
@@ -147,6 +147,9 @@ pub struct StartedWith {
     /// The name of the QEMU template, if the configuration has one.
     #[serde(default)]
     pub template: Option<String>,
+    /// The digest of the QEMU templates of the VM's set, if it has some.
+    #[serde(default)]
+    pub qemu: Option<String>,
     /// The digest of the cloud-init data, if there is any.
     #[serde(default)]
     pub cloud_init: Option<String>,
@@ -160,12 +163,14 @@ pub struct StartedWith {
 }
 
 impl From<&Configuration> for StartedWith {
-    fn from(Configuration { config, digest: _, cloud_init, password }: &Configuration) -> Self {
+    fn from(Configuration { config, digest: _, cloud_init, password, qemu }: &Configuration) -> Self {
         Self {
             vm: config.vm.clone(),
             reset_counter: config.reset_counter,
             reboot_counter: config.reboot_counter,
             template: config.template.clone(),
+            // A VM that keeps its template does not notice another one.
+            qemu: qemu.as_ref().filter(|_| config.update_template).map(QemuTemplates::digest),
             cloud_init: cloud_init.as_ref().map(CloudInitFiles::digest),
             display_password: password.is_some(),
             longest_powerdown: Some(config.vm.powerdown_timeout),

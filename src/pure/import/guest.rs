@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::draft::{Card, Draft};
 use crate::{exchange::Grade, runner_config::digest};
 
-/// The PCI slot of the first network card, and how many share one (`templates/runner/standard.yaml.j2`).
+/// The PCI slot of the first network card, and how many share one (`templates/qemu/standard.yaml.j2`).
 const FIRST_SLOT: usize = 16;
 const IN_A_SLOT: usize = 8;
 /// What cloud-init does in a guest that it takes for a new one.

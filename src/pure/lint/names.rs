@@ -9,7 +9,9 @@ use super::{
     scopes::{Local, Scopes, Use},
 };
 use crate::render::{
+    command_line::is_template,
     schema,
+    templates::{QEMU_FOLDER as FOLDER, SUFFIX},
     values::{ADMINISTRATOR, OF_BUILTIN, SCHEMA},
 };
 
@@ -18,13 +20,14 @@ const OF_BLOCKS: [&str; 2] = ["self", "super"];
 
 /// Checks the set's own templates: the built-in ones have tests.
 pub(super) fn check(set: &TemplateSet) -> Vec<Finding> {
-    let context = schema::context(None);
+    let (of_objects, of_qemu) = (schema::context(None), schema::qemu());
     let used = used_templates(set);
     let mut findings = Vec::new();
     for (name, place) in set.all().filter(|(_, place)| !place.starts_with("builtin/")) {
         let Some(source) = set.source(name) else { continue };
         let template = Template { set, name, place, outline: Outline::of(&source) };
-        findings.extend(template.unknown_variables(&context));
+        let context = if name.starts_with(FOLDER) { &of_qemu } else { &of_objects };
+        findings.extend(template.unknown_variables(context));
         findings.extend(template.unused(&used));
         findings.extend(template.unknown_templates());
         findings.extend(template.unknown_imports());
@@ -77,7 +80,7 @@ struct Template<'a> {
 impl Template<'_> {
     /// Whether it is rendered only as part of others.
     fn is_included(&self) -> bool {
-        self.name.contains('/') || !self.name.ends_with(".yaml.j2")
+        !is_template(self.name) && (self.name.contains('/') || !self.name.ends_with(SUFFIX))
     }
 
     fn unknown_variables(&self, context: &Value) -> Vec<Finding> {
@@ -146,7 +149,7 @@ impl Template<'_> {
             return None;
         }
         let message = format!(
-            "{name} is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it"
+            "{name} is never rendered: only NAME.yaml.j2 at the top and {FOLDER}NAME.yaml.j2 are, and no other file includes or imports it"
         );
         Some(Finding::new(self.place, Rule::UnusedFile, message))
     }

@@ -31,6 +31,7 @@ use crate::{
     runner_config::{
         ConfigFile, RunnerConfig, VmSection,
         at_start::{self, AtOnce, differences},
+        paths::QEMU_FILE,
     },
 };
 
@@ -326,6 +327,11 @@ impl Finder<'_> {
     fn note_runner_config(&mut self, key: &ObjectKey, differences: &mut Vec<Difference>) -> Vec<FieldChange> {
         let place = [Step::Field("data".into()), Step::Field("config.yaml".into())];
         let of_vm = key.kind == "ConfigMap" && key.name == self.input.vm.name_any();
+        let of_qemu = [Step::Field("data".into()), Step::Field(QEMU_FILE.into())];
+        if let Some(at) = differences.iter().position(|it| it.place == of_qemu).filter(|_| of_vm) {
+            differences.remove(at);
+            self.waits(at_start::qemu_file());
+        }
         let at = differences.iter().position(|difference| difference.place == place).filter(|_| of_vm);
         let Some(at) = at else { return Vec::new() };
         let text =

@@ -1,13 +1,17 @@
 //! The built-in templates and their blocks.
 
+/// The built-in template of QEMU's command line.
+pub const QEMU_STANDARD: &str = include_str!("../../../templates/qemu/standard.yaml.j2");
+
 /// The built-in templates, from `templates/`.
-pub const BUILTIN: [(&str, &str); 9] = [
+pub const BUILTIN: [(&str, &str); 10] = [
     ("cloud-init-config-map.yaml.j2", include_str!("../../../templates/cloud-init-config-map.yaml.j2")),
     ("cloud-init-secret.yaml.j2", include_str!("../../../templates/cloud-init-secret.yaml.j2")),
     ("config-map.yaml.j2", include_str!("../../../templates/config-map.yaml.j2")),
     ("disk-pvcs.yaml.j2", include_str!("../../../templates/disk-pvcs.yaml.j2")),
     ("display-secret.yaml.j2", include_str!("../../../templates/display-secret.yaml.j2")),
     ("pod.yaml.j2", include_str!("../../../templates/pod.yaml.j2")),
+    ("qemu/standard.yaml.j2", QEMU_STANDARD),
     ("relay-secret.yaml.j2", include_str!("../../../templates/relay-secret.yaml.j2")),
     ("runner-data-pvc.yaml.j2", include_str!("../../../templates/runner-data-pvc.yaml.j2")),
     ("service.yaml.j2", include_str!("../../../templates/service.yaml.j2")),
@@ -121,6 +125,38 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
         "what is projected into the runner's folder of configuration (items with 10 spaces)",
         "0.1",
     ),
+    ("qemu/standard.yaml.j2", "machine", "machine type and accelerator, with the blocks up to `boot`", "0.1"),
+    ("qemu/standard.yaml.j2", "firmware", "UEFI and its variables", "0.1"),
+    ("qemu/standard.yaml.j2", "cpu", "model, number and topology of the CPUs", "0.1"),
+    ("qemu/standard.yaml.j2", "memory", "size and kind of the memory", "0.1"),
+    ("qemu/standard.yaml.j2", "clock", "the real-time clock", "0.1"),
+    ("qemu/standard.yaml.j2", "boot", "the boot menu; the order is in each device's `bootindex`", "0.1"),
+    ("qemu/standard.yaml.j2", "monitors", "the sockets by which the runner controls QEMU: it needs all of it", "0.1"),
+    ("qemu/standard.yaml.j2", "ports", "the serial console, and the ports of the guest's agents", "0.1"),
+    ("qemu/standard.yaml.j2", "root_ports", "ports for devices that are plugged while the guest runs", "0.1"),
+    (
+        "qemu/standard.yaml.j2",
+        "devices",
+        "balloon, random numbers, USB, generation ID, panic device, watchdog, TPM",
+        "0.1",
+    ),
+    ("qemu/standard.yaml.j2", "usb", "the USB controller and the tablet", "0.1"),
+    ("qemu/standard.yaml.j2", "extra_devices", "empty: the place for further devices", "0.1"),
+    ("qemu/standard.yaml.j2", "disks", "all disks, CD drives and the cloud-init disk, with their threads", "0.1"),
+    ("qemu/standard.yaml.j2", "disk", "one disk, `disk`", "0.1"),
+    ("qemu/standard.yaml.j2", "cd", "one CD drive, `cd`", "0.1"),
+    ("qemu/standard.yaml.j2", "cloud_init", "the cloud-init disk", "0.1"),
+    ("qemu/standard.yaml.j2", "networks", "all network cards", "0.1"),
+    ("qemu/standard.yaml.j2", "network", "one network card, `network`", "0.1"),
+    (
+        "qemu/standard.yaml.j2",
+        "network_card",
+        "the last properties of the card of `network` (keys with 2 spaces)",
+        "0.1",
+    ),
+    ("qemu/standard.yaml.j2", "display", "graphics card, SPICE or VNC, clipboard", "0.1"),
+    ("qemu/standard.yaml.j2", "video", "the graphics card", "0.1"),
+    ("qemu/standard.yaml.j2", "sound", "the sound card, which only SPICE has", "0.1"),
     ("relay-secret.yaml.j2", "labels", "labels to add", "0.1"),
     ("relay-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
     ("runner-data-pvc.yaml.j2", "labels", "labels to add", "0.1"),

@@ -11,6 +11,7 @@
 //! | `runnerData` | of the runner's own claim: `claimName`, and `size`, which is that of the claim if there is one |
 //! | `cloudInit` | `none`, or `metaData`, `userData`, `vendorData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
 //! | `runner` | the content of the runner's `config.yaml` in the ConfigMap: without user data |
+//! | `qemu` | `none`, or the content of the file `qemu.yaml` for the runner: the set's QEMU templates with their values |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
 //! | `relay` | `secret`: the name of the Secret of the relay, or `none` if there is no relay; for a new one `certificate`, `key` and `token` |
 //! | `displaySecret` | `name` of the display secret, or `none`; `version`: changes when somebody changes its content; `generate`: whether the operator makes it; `password`: a random one for that |
@@ -39,8 +40,11 @@ use serde_json::{Value, json};
 
 use super::{
     cloud_init::{self, CloudInitFiles},
+    command_line::QemuFile,
     legacy::{self, Reader},
+    qemu,
     runner::runner_config,
+    templates::OfQemu,
 };
 use crate::{
     api::VirtualMachine,
@@ -49,7 +53,7 @@ use crate::{
     object::labels,
     observed::Observed,
     relay::secret_name,
-    runner_config::{CloudInitSection, ConfigFile},
+    runner_config::{CloudInitSection, ConfigFile, RunnerConfig},
 };
 
 use container::{RunnerImage, init_resources, resources};
@@ -127,6 +131,7 @@ pub(super) struct Context {
     runner_data: Value,
     cloud_init: Option<CloudInitFiles>,
     runner: RunnerFile,
+    qemu: Option<QemuFile>,
     service: Option<Service>,
     display_secret: DisplaySecret,
     relay: Value,
@@ -153,6 +158,12 @@ impl Context {
         self.disks.iter().filter_map(ResolvedDisk::claim).chain(self.runner_data["claimName"].as_str())
     }
 
+    /// The QEMU templates of the set, if the VM's runner can read them, with the runner's configuration.
+    pub(super) fn qemu_file(&self) -> Option<(&RunnerConfig, &QemuFile)> {
+        let RunnerFile::Ours(file) = &self.runner else { return None };
+        Some((&file.runner, self.qemu.as_ref()?))
+    }
+
     /// The context as a value for minijinja.
     pub(super) fn value(&self) -> minijinja::Value {
         Serde(self).into()
@@ -169,6 +180,7 @@ pub(super) fn build(
     config: &ReconcilerConfig,
     random: &RandomInput,
     values: Value,
+    qemu: Option<&OfQemu>,
 ) -> Result<Context, serde_json::Error> {
     let name = vm.name_any();
     let disks = disks::resolve(vm, observed, config.disk_pvc);
@@ -198,6 +210,11 @@ pub(super) fn build(
         spec["loggingProperties"] = json!(config.logging_properties);
     }
     let image_repository_claim = image_repository_claim(config, &image, &disks);
+    let managers = json!({
+        "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
+        "nodeDevices": config.node_devices,
+        "passt": config.passt,
+    });
     let resources = resources(&vm.spec, config, &image)?;
     Ok(Context {
         vm: Vm::of(vm),
@@ -218,12 +235,9 @@ pub(super) fn build(
         }),
         labels: labels(&name),
         pod_labels: pod_labels(vm, config),
+        qemu: qemu.filter(|_| !image.legacy).map(|templates| qemu::file(templates, &values, &managers)),
         values,
-        config: json!({
-            "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
-            "nodeDevices": config.node_devices,
-            "passt": config.passt,
-        }),
+        config: managers,
         service_account: if image.legacy { LEGACY_SERVICE_ACCOUNT } else { SERVICE_ACCOUNT },
         image,
         image_repository_claim,

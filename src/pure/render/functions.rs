@@ -76,6 +76,12 @@ pub const TABLE: &[Function] = &[
     ),
     row("list | flatten", "the lists in a list, one after the other", "[[1, 2], [], [3]] | flatten", "[1, 2, 3]"),
     row("list | without(list)", "the items that are not in the other list", "[1, 2, 3] | without([2])", "[1, 3]"),
+    row(
+        "text | opt",
+        "the text as a part of an option of QEMU, in which a comma is doubled",
+        r#""guest=" ~ ("a,b" | opt)"#,
+        r#""guest=a,,b""#,
+    ),
     row("value | to_yaml", "the value as the text of a YAML file", r#"{"a": [1]} | to_yaml"#, r#""a:\n- 1\n""#),
     row("text | from_yaml", "what a YAML text says", r#""a: [1]" | from_yaml"#, r#"{"a": [1]}"#),
     row(
@@ -112,6 +118,7 @@ pub fn add(environment: &mut Environment<'_>) {
     environment.add_filter("merge", merge);
     environment.add_filter("flatten", flatten);
     environment.add_filter("without", without);
+    environment.add_filter("opt", |text: String| text.replace(',', ",,"));
     environment.add_filter("to_yaml", to_yaml);
     environment.add_filter("from_yaml", from_yaml);
     environment.add_filter("date", date);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::context::VERSION;
-use crate::api::crd;
+use crate::{api::crd, render::command_line::sample_context};
 
 /// The schema (JSON Schema 2020-12). `values` is the schema of a template set's values, if it has one.
 pub fn context(values: Option<Value>) -> Value {
@@ -51,6 +51,7 @@ pub fn context(values: Option<Value>) -> Value {
             "networkConfigFrom": { "type": ["object", "null"] }, "runnerConfig": { "type": ["object", "null"] },
         }))),
         "runner": { "type": "object" },
+        "qemu": { "type": ["object", "null"] },
         "service": or_none(object(json!({ "labels": texts, "annotations": texts }))),
         "displaySecret": object(json!({
             "name": maybe, "version": maybe, "generate": { "type": "boolean" }, "password": text,
@@ -69,6 +70,30 @@ pub fn context(values: Option<Value>) -> Value {
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!(format!("The context of vm-operator's templates, version {VERSION}"));
     schema
+}
+
+/// The schema of the context of QEMU templates.
+pub fn qemu() -> Value {
+    let mut schema = closed_like(&sample_context());
+    for open in ["values", "config", "env", "vm", "display"] {
+        schema["properties"][open] = json!({});
+    }
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!(format!("The context of vm-operator's QEMU templates, version {VERSION}"));
+    schema
+}
+
+/// A schema with the names of a value: its maps have no others.
+fn closed_like(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields: serde_json::Map<_, _> =
+                fields.iter().map(|(name, value)| (name.clone(), closed_like(value))).collect();
+            json!({ "type": "object", "properties": fields, "additionalProperties": false })
+        }
+        Value::Array(items) => json!({ "type": "array", "items": items.first().map(closed_like).unwrap_or_default() }),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => json!({}),
+    }
 }
 
 /// The schema of a file with a `VirtualMachine`, for editors.
@@ -218,6 +243,7 @@ mod tests {
             &crate::render::check::example_config(),
             &crate::render::RandomInput::default(),
             json!({}),
+            None,
         );
         let context = serde_json::to_value(context.unwrap().value()).unwrap();
         let validator = jsonschema::validator_for(&self::context(None)).unwrap();

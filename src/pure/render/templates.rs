@@ -53,6 +53,8 @@ pub struct Layers {
 
 /// The end of the name of a template that is rendered.
 pub const SUFFIX: &str = ".yaml.j2";
+/// The folder of QEMU templates in a set.
+pub const QEMU_FOLDER: &str = "qemu/";
 /// The end of the name of every template.
 const TEMPLATE: &str = ".j2";
 /// The steps that one template may take. The built-in templates need less than a hundredth of it.
@@ -85,6 +87,16 @@ pub struct TemplateSet {
     values: Arc<Values>,
     version: String,
     layers: Arc<Layers>,
+    qemu: Option<Arc<OfQemu>>,
+}
+
+/// The QEMU templates of a set.
+#[derive(Clone, Debug)]
+pub struct OfQemu {
+    /// The layers with nothing but them.
+    pub layers: Layers,
+    /// The top keys of `values` that they use. `None`: all, because one uses the whole map.
+    pub values: Option<BTreeSet<String>>,
 }
 
 /// A file with patches.
@@ -121,7 +133,8 @@ impl TemplateSet {
             .unwrap_or_else(|error| Err(TemplateError::refused("(compile)", error.to_string())))
     }
 
-    fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
+    /// Compiles layers over other templates than the built-in ones.
+    pub(crate) fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
         let named = layers.named.as_ref().map(|(_, files)| files.keys().cloned().collect());
         let mut set =
             Self::empty(Below { builtin: builtin.iter().map(|(name, _)| (*name).to_owned()).collect(), named })?;
@@ -150,6 +163,7 @@ impl TemplateSet {
         set.values = values.into();
         set.version = version(&layers, &files);
         set.layers = layers.into();
+        set.qemu = set.find_qemu().map(Arc::new);
         Ok(set)
     }
 
@@ -175,6 +189,7 @@ impl TemplateSet {
             values: Arc::default(),
             version: String::new(),
             layers: Arc::default(),
+            qemu: None,
         })
     }
 
@@ -386,6 +401,36 @@ impl TemplateSet {
     /// The files from which the set was compiled.
     pub fn layers(&self) -> &Layers {
         &self.layers
+    }
+
+    /// The QEMU templates. `None`: there are none, so VMs get the built-in one.
+    pub fn qemu(&self) -> Option<&OfQemu> {
+        self.qemu.as_deref()
+    }
+
+    fn find_qemu(&self) -> Option<OfQemu> {
+        let of_qemu = |files: &Files| -> Files {
+            let ours = files.iter().filter(|(name, _)| name.starts_with(QEMU_FOLDER));
+            ours.map(|(name, text)| (name.clone(), text.clone())).collect()
+        };
+        let Layers { base, named } = &*self.layers;
+        let named = named.as_ref().map(|(name, files)| (name.clone(), of_qemu(files)));
+        let layers = Layers { base: of_qemu(base), named: named.filter(|(_, files)| !files.is_empty()) };
+        (layers != Layers::default()).then(|| OfQemu { layers, values: self.values_of_qemu() })
+    }
+
+    fn values_of_qemu(&self) -> Option<BTreeSet<String>> {
+        let ours = self.files.keys().filter(|name| name.contains(QEMU_FOLDER));
+        let templates = ours.filter_map(|name| self.environment.get_template(name).ok());
+        let names = templates.flat_map(|template| template.undeclared_variables(true));
+        let mut used = BTreeSet::new();
+        for name in names {
+            let mut parts = name.split('.');
+            if parts.next() == Some("values") {
+                used.insert(parts.next()?.to_owned());
+            }
+        }
+        Some(used)
     }
 
     /// The defaults and schemas of `values`.

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Drive, NetworkSection, VmSection};
+use super::{Drive, NetworkSection, VmSection, paths::QEMU_FILE};
 use crate::api::{
     PendingChange, Subject, WatchdogAction, pending,
     status::{DeviceChange, DeviceKind},
@@ -71,6 +71,11 @@ pub fn at_start(current: &VmSection, wanted: &VmSection) -> Vec<PendingChange> {
 /// Another QEMU template.
 pub fn template(current: Option<Value>, wanted: Option<Value>) -> PendingChange {
     of_qemu(Subject::QemuTemplate, "template", current, wanted)
+}
+
+/// Other QEMU templates in the VM's set, or other values of them. The texts are too long to be said.
+pub fn qemu_file() -> PendingChange {
+    PendingChange { path: QEMU_FILE.into(), ..of_qemu(Subject::QemuTemplate, "", None, None) }
 }
 
 /// A change of `config.yaml` that waits for QEMU's start.

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::{
     api::status::DeviceKind,
-    command_line::Medium,
+    render::command_line::Medium,
     runner::{cloud_init::CloudInitFiles, state::Phase},
     runner_config::RunnerConfig,
 };
@@ -226,7 +226,7 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         edit(&mut config);
         let config: RunnerConfig = serde_json::from_value(config).unwrap();
         let cloud_init = CloudInitFiles::choose(CloudInitFiles::default(), config.cloud_init.as_ref(), &config.vm.name);
-        Configuration { config, digest: String::new(), password: None, cloud_init }
+        Configuration { config, digest: String::new(), password: None, cloud_init, qemu: None }
     };
     let machine = MachineState {
         start: "s-1".into(),

@@ -2,7 +2,7 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::json;
 
 use super::{played::PlayedQemu, *};
-use crate::command_line::Medium;
+use crate::render::command_line::Medium;
 use crate::runner::{config::Password, operation::DisplayPassword, qmp};
 
 /// Why the agent stops in the middle.

@@ -20,7 +20,7 @@ fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     super::disks(drives, Purpose::Start)
 }
 fn template(config: &RunnerConfig, image: &Path) -> Result<Template, Error> {
-    super::template(config, image, Purpose::Start)
+    super::template(config, None, image, Purpose::Start)
 }
 
 #[test]
@@ -305,7 +305,9 @@ fn with_update_template_false_the_first_template_is_kept() {
         ))
         .unwrap()
     };
-    let text = |update, name| template(&config(update, name), image.path()).map(|template| template.text);
+    let text = |update, name| {
+        template(&config(update, name), image.path()).map(|template| template.file.templates.base[name].clone())
+    };
     assert!(text(true, "standard.yaml.j2").unwrap().contains("-nodefaults"));
     assert!(matches!(text(true, "own.yaml.j2"), Err(Error::NoTemplate { .. })));
     fs::write(image.path().join("own.yaml.j2"), "one").unwrap();
@@ -314,6 +316,44 @@ fn with_update_template_false_the_first_template_is_kept() {
     assert_eq!(text(false, "own.yaml.j2").unwrap(), "one");
     assert_eq!(text(true, "own.yaml.j2").unwrap(), "two");
     assert!(matches!(text(true, "../own.yaml.j2"), Err(Error::NoTemplate { .. })));
+}
+
+#[test]
+fn the_template_of_the_set_comes_before_that_of_the_image_and_can_be_kept() {
+    let (data, image) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = |update: bool, name: &str| {
+        let text = format!(
+            "/Runner: {{ namespace: n, dataDir: {:?}, template: {name}, updateTemplate: {update}, vm: {{ name: v }} }}",
+            data.path()
+        );
+        RunnerConfig::parse(&text).unwrap()
+    };
+    let of_set = |text: &str| {
+        let file = format!("templates: {{base: {{qemu/standard.yaml.j2: {text}}}, named: null}}\nvalues: {{a: 1}}\n");
+        QemuTemplates::parse(Path::new("qemu.yaml"), file).unwrap()
+    };
+    let text = |update, name, of_set: Option<&QemuTemplates>, purpose| {
+        let template = super::template(&config(update, name), of_set, image.path(), purpose)?;
+        Ok::<_, Error>(template.file.templates.base[&template.name].clone())
+    };
+    let (one, two) = (of_set("one"), of_set("two"));
+    fs::write(image.path().join("own.yaml.j2"), "of the image").unwrap();
+    fs::write(image.path().join("standard.yaml.j2"), "of the image").unwrap();
+    let (start, look) = (Purpose::Start, Purpose::Look);
+    assert_eq!(text(true, "standard.yaml.j2", Some(&one), start).unwrap(), "one");
+    // A VM of the VM-Operator has this name in its spec.
+    assert_eq!(text(true, "Standard-VM-latest.ftl.yaml", Some(&one), start).unwrap(), "one");
+    assert_eq!(text(true, "own.yaml.j2", Some(&one), start).unwrap(), "of the image", "the set has no such template");
+    assert_eq!(text(true, "standard.yaml.j2", None, start).unwrap(), "of the image");
+    // Who looks keeps nothing.
+    assert_eq!(text(false, "standard.yaml.j2", Some(&one), look).unwrap(), "one");
+    assert_eq!(text(false, "standard.yaml.j2", Some(&two), start).unwrap(), "two");
+    assert_eq!(text(false, "standard.yaml.j2", Some(&one), start).unwrap(), "two", "it keeps that of its first start");
+    assert_eq!(text(false, "standard.yaml.j2", None, start).unwrap(), "two");
+    assert_eq!(text(true, "standard.yaml.j2", Some(&one), start).unwrap(), "one");
+    fs::write(data.path().join(QEMU_COPY), "[").unwrap();
+    let error = text(false, "standard.yaml.j2", Some(&one), start).unwrap_err().to_string();
+    assert!(error.contains(QEMU_COPY), "{error}");
 }
 
 #[tokio::test]
@@ -340,7 +380,7 @@ async fn who_only_looks_changes_nothing() {
     let disk = super::cloud_init_disk(Some(&CloudInitFiles::default()), &runtime, look).unwrap();
     assert!(disk.unwrap().ends_with("run/cloud-init.img"));
     let config = format!("/Runner: {{ namespace: n, dataDir: {data:?}, updateTemplate: false, vm: {{ name: v }} }}");
-    assert!(super::template(&RunnerConfig::parse(&config).unwrap(), &data, look).is_ok());
+    assert!(super::template(&RunnerConfig::parse(&config).unwrap(), None, &data, look).is_ok());
     // A VM of the VM-Operator in Java, which this runner has not started yet.
     let legacy = tempfile::tempdir().unwrap();
     fs::write(legacy.path().join(LEGACY_TEMPLATE), "[ \"-machine\", \"pc-q35-7.0\" ]").unwrap();

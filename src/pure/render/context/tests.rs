@@ -9,7 +9,7 @@ use crate::{
 };
 
 fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
-    build(vm, observed, &allowing(), &RandomInput::default(), json!({})).unwrap()
+    build(vm, observed, &allowing(), &RandomInput::default(), json!({}), None).unwrap()
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn the_image_repository_is_mounted_where_it_is_configured_or_used() {
             }
         });
         let config = ReconcilerConfig { image_repository_claim: configured.map(str::to_owned), ..allowing() };
-        let context = build(&vm, &nothing(), &config, &RandomInput::default(), json!({})).unwrap();
+        let context = build(&vm, &nothing(), &config, &RandomInput::default(), json!({}), None).unwrap();
         assert_eq!(context.image_repository_claim.as_deref(), expected, "{configured:?} {image:?} {cd:?}");
     }
 }
@@ -119,7 +119,7 @@ fn the_mode_of_a_new_claim_is_the_disks_else_the_configurations_and_one_that_exi
             }
         });
         let config = ReconcilerConfig { disk_pvc: DiskPvc { volume_mode: configured }, ..Default::default() };
-        let context = build(&vm, &observed, &config, &RandomInput::default(), json!({})).unwrap();
+        let context = build(&vm, &observed, &config, &RandomInput::default(), json!({}), None).unwrap();
         let disk = json!(context.disks[0]);
         assert_eq!((&disk["mode"], &disk["spec"]["volumeMode"]), (&json!(expected), &json!(expected)), "{disk}");
     }

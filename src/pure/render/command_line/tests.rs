@@ -36,6 +36,7 @@ fn prepared() -> Prepared {
         display_password: true,
         names_disks: false,
         rtc_base: None,
+        environment: Environment::of([]),
     }
 }
 
@@ -54,7 +55,7 @@ fn lines(arguments: &[String]) -> String {
 }
 
 fn template(name: &str, text: &str) -> Template {
-    Template { name: name.into(), text: text.into() }
+    Template::alone(name, text.into())
 }
 
 fn standard_template() -> Template {
@@ -238,7 +239,7 @@ fn a_pod_network_is_a_connection_to_passt() {
     let is_of_network = |line: &&str| ["net1", "memory"].iter().any(|word| line.contains(word));
     let network = text.lines().filter(is_of_network).collect::<Vec<_>>().join("\n");
     insta::assert_snapshot!(network, @r#"
-    -machine pc-q35-7.2,accel=kvm,vmport=off,hpet=off,memory-backend=memory
+    -machine memory-backend=memory
     -object {"id":"memory","qom-type":"memory-backend-memfd","share":true,"size":1000000000}
     -chardev socket,id=net1-link,reconnect-ms=500,path=/run/vm-passt/vhost-user.sock
     -netdev {"chardev":"net1-link","id":"net1","type":"vhost-user"}
@@ -440,7 +441,11 @@ fn a_template_without_support_for_pod_networks_is_refused_for_one() {
     let old = built_in(STANDARD).unwrap().replace(r#"network.type == "pod""#, "false");
     let vm = config("    network: [{ type: pod, device: virtio-net }]\n");
     let error = qemu(&vm, &prepared(), sockets(), &template("old.yaml.j2", &old)).unwrap_err().to_string();
-    assert!(error.starts_with("the QEMU template old.yaml.j2 does not support networks of type pod"), "{error}");
+    assert_eq!(
+        error,
+        "old.yaml.j2: it leaves out the connection to RUN/passt.sock of a network of type pod, which the runner needs: see the block `network` of \
+         builtin/qemu/standard.yaml.j2"
+    );
 }
 
 #[test]
@@ -565,4 +570,68 @@ fn the_clock_has_the_time_of_its_zone() {
     let prepared = Prepared { rtc_base: Some("2027-01-15T11:00:00".into()), ..prepared() };
     let lines = qemu(&config("    rtcBase: localtime"), &prepared, sockets(), &standard_template()).unwrap();
     assert!(lines.iter().any(|line| line.starts_with("base=2027-01-15T11:00:00,clock=rt")), "{lines:?}");
+}
+
+#[test]
+fn what_the_runner_relies_on_is_missed_by_its_block() {
+    let vm = config(
+        "    drives: [{ type: raw, resource: /dev/a-disk }, { type: ide-cd, file: '' }]\n    network: [{ type: user, device: virtio-net, \
+         forwards: [{ protocol: tcp, address: 127.0.0.1, port: 2222, guestPort: 22 }] }]\n",
+    );
+    let error = |text: &str| {
+        let text = format!("{{% extends 'builtin/standard.yaml.j2' %}}{text}");
+        qemu(&vm, &prepared(), sockets(), &template("own.yaml.j2", &text)).map(drop).unwrap_err().to_string()
+    };
+    for (block, what) in [
+        ("monitors", "the socket of the monitor `monitor`"),
+        ("ports", "the socket of the serial console"),
+        ("devices", "the balloon"),
+        ("disks", "the disk disk0"),
+        ("disk", "the disk disk0"),
+        ("cd", "the CD drive cd0"),
+        ("networks", "the network net0"),
+        ("network", "the network net0"),
+    ] {
+        let named = match block {
+            "disks" => "disk",
+            "networks" => "network",
+            _ => block,
+        };
+        assert_eq!(
+            error(&format!("{{% block {block} %}}{{% endblock %}}")),
+            format!(
+                "own.yaml.j2: it leaves out {what}, which the runner needs: see the block `{named}` of builtin/qemu/standard.yaml.j2"
+            )
+        );
+    }
+    let forwards = "{% block network %}- -netdev\n- { type: user, id: net0 }\n{% endblock %}";
+    assert!(error(forwards).contains("the forwarded port tcp:127.0.0.1:2222-:22"), "{}", error(forwards));
+    let whole = qemu(&vm, &prepared(), sockets(), &template("own.yaml.j2", "- -nodefaults"));
+    assert!(whole.unwrap_err().to_string().contains("-S"));
+    // The blocks that anybody may leave out.
+    for block in ["usb", "extra_devices", "root_ports", "clock", "boot", "video", "cloud_init", "display"] {
+        let text = format!("{{% extends 'builtin/standard.yaml.j2' %}}{{% block {block} %}}{{% endblock %}}");
+        qemu(&vm, &prepared(), sockets(), &template("own.yaml.j2", &text)).unwrap();
+    }
+}
+
+#[test]
+fn a_template_reads_the_devices_of_plugins_and_no_other_variable() {
+    let variables = [("PCI_RESOURCE_NVIDIA_COM_GPU", "0000:01:00.0"), ("RUST_LOG", "debug")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let prepared = Prepared { environment: Environment::of(variables), ..prepared() };
+    let with = |expression: &str| {
+        let text = format!(
+            "{{% extends 'builtin/qemu/standard.yaml.j2' %}}{{% block extra_devices %}}- {expression}\n{{% endblock %}}"
+        );
+        qemu(&config(""), &prepared, sockets(), &template("own.yaml.j2", &text))
+    };
+    let gpu = with("{{ \"vfio-pci,host=\" ~ env.PCI_RESOURCE_NVIDIA_COM_GPU }}").unwrap();
+    assert!(gpu.contains(&"vfio-pci,host=0000:01:00.0".to_owned()));
+    assert!(with("{{ \"yes\" if env.USB_RESOURCE_X is none else \"no\" }}").unwrap().contains(&"yes".to_owned()));
+    let error = with("{{ env.RUST_LOG }}").unwrap_err().to_string();
+    assert!(
+        error.contains("env.RUST_LOG: of the environment, templates can read variables that begin with"),
+        "{error}"
+    );
 }

@@ -1,30 +1,49 @@
 //! QEMU's command line. Pure.
 //!
-//! QEMU's command line is rendered from a template, which users can replace. A template renders a YAML list of arguments;
-//! `templates/runner/standard.yaml.j2` describes the rules. Every value that a template inserts is written as JSON (minijinja does
-//! that for names that end in `.yaml.j2`), so no value can become another argument.
+//! It is rendered from a template as the VM's objects are, `qemu/NAME.yaml.j2` of the VM's set. A template renders a YAML list of arguments;
+//! `templates/qemu/standard.yaml.j2` describes the rules. Every value that a template inserts is written as JSON, so no value can become
+//! another argument.
+//!
+//! ```text
+//!  manager: set ─▶ check with samples of what a node has ─▶ QemuFile (templates, values) in the VM's ConfigMap
+//!  runner:  QemuFile, or a file of the image, or the built-in one ─▶ context (configuration, Prepared, sockets) ─▶ arguments ─▶ relied_on
+//! ```
 
 use std::{borrow::Cow, path::Path};
 
-use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Serde};
-use serde::Serialize;
+use minijinja::value::Serde;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
-use crate::api::Clipboard;
-use crate::api::network::MOST_NETWORKS;
-use crate::api::status::{CdIdentity, DiskIdentity};
-use crate::jinja;
-use crate::runner_config::{DisplaySection, Drive, LEGACY_PLACES, NetworkSection, RunnerConfig, VmSection, digest};
+use super::{
+    TemplateError, TemplateSet,
+    builtin::QEMU_STANDARD,
+    templates::{Layers, QEMU_FOLDER, SUFFIX},
+};
+use crate::{
+    api::{
+        Clipboard,
+        network::MOST_NETWORKS,
+        status::{CdIdentity, DiskIdentity},
+    },
+    jinja,
+    runner_config::{DisplaySection, Drive, LEGACY_PLACES, NetworkSection, RunnerConfig, VmSection, digest},
+};
 
+mod check;
 mod device;
+mod environment;
 mod hardware;
 mod medium;
 mod pod_link;
 mod reactions;
+mod relied_on;
 
+pub use check::{Sample, check, sample_context, sampled};
 pub use device::DeviceId;
+pub use environment::Environment;
 pub use hardware::Hardware;
 pub use medium::Medium;
 pub use pod_link::{PodLink, has_pod_network};
@@ -32,12 +51,9 @@ pub use reactions::{Panic, Reaction, Reactions};
 
 /// The name of the template that is used if the configuration names none.
 pub const STANDARD: &str = "standard.yaml.j2";
-/// The built-in templates, by name.
-const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/runner/standard.yaml.j2"))];
+/// What a QEMU template can extend: the standard template, by its name in a set, and by the name that templates in the runner's image use.
+const BUILT_IN: [(&str, &str); 2] = [("qemu/standard.yaml.j2", QEMU_STANDARD), (STANDARD, QEMU_STANDARD)];
 
-/// The most instructions of the template engine that a template may execute: some hundred times what the standard template needs
-/// for a large VM.
-const FUEL: u64 = 1_000_000;
 /// The most CD drives.
 const CD_PORTS: usize = CdIdentity::MOST as usize;
 /// The most disks.
@@ -53,32 +69,9 @@ pub enum Error {
     /// The runner cannot do what the configuration describes.
     #[error("{0}")]
     Unsupported(String),
-    /// The template engine cannot render the template.
-    #[error("{name}:{line}: {what}")]
-    Template {
-        /// The template's name.
-        name: String,
-        /// The line, from 1; 0 if unknown.
-        line: usize,
-        /// The template engine's message.
-        what: String,
-    },
-    /// What the template renders is not YAML.
-    #[error("{name} renders something that is not YAML: {what}")]
-    Yaml {
-        /// The template's name.
-        name: String,
-        /// The parser's message.
-        what: String,
-    },
-    /// What the template renders is not a list of arguments.
-    #[error("{name} renders {what}; it must be a list of texts, numbers and mappings")]
-    Shape {
-        /// The template's name.
-        name: String,
-        /// What it renders instead.
-        what: String,
-    },
+    /// The template can't be rendered, or what it renders is no command line that the runner can use.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
 }
 
 /// What `prepare` has found or made on the node, and the command line needs.
@@ -110,6 +103,8 @@ pub struct Prepared {
     pub generation_id: Option<String>,
     /// The base of the real-time clock, if it is the time of a zone: that time now.
     pub rtc_base: Option<String>,
+    /// The environment of the runner's container, as far as templates may read it.
+    pub environment: Environment,
 }
 
 /// The files of a UEFI firmware.
@@ -123,13 +118,34 @@ pub struct Firmware {
     pub secure: bool,
 }
 
+/// The file `qemu.yaml`: the QEMU templates of the VM's set, with what they use of the manager's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct QemuFile {
+    /// The templates, in their layers.
+    pub templates: Layers,
+    /// `values` in the templates, as far as they use them.
+    #[serde(default)]
+    pub values: Value,
+    /// `config` in the templates: the manager's configuration.
+    #[serde(default)]
+    pub config: Value,
+}
+
 /// A QEMU template.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Template {
-    /// The name.
+    /// Its name among the templates of `file`.
     pub name: String,
-    /// The text.
-    pub text: String,
+    /// The templates that it can extend or include, and the values of the set.
+    pub file: QemuFile,
+}
+
+impl Template {
+    /// A template of one file, as the runner's image can have them.
+    pub fn alone(name: &str, text: String) -> Self {
+        let templates = Layers { base: [(name.to_owned(), text)].into(), named: None };
+        Self { name: name.into(), file: QemuFile { templates, ..QemuFile::default() } }
+    }
 }
 
 /// The variables of a template. Every key always exists, so that a template can test it.
@@ -154,6 +170,13 @@ struct Context<'a> {
     uses_bridge: bool,
     display: DisplayContext,
     sockets: Sockets,
+    /// The values of the template set, as in the other templates.
+    values: &'a Value,
+    /// The manager's configuration, as in the other templates.
+    config: &'a Value,
+    /// The variables in which device plugins name the devices of the container.
+    #[serde(serialize_with = "environment::as_object")]
+    env: &'a Environment,
 }
 
 #[derive(Debug, Serialize)]
@@ -278,6 +301,20 @@ pub struct Sockets {
     pub vnc: String,
 }
 
+/// The name of a VM's QEMU template.
+pub fn template_name(config: &RunnerConfig) -> &str {
+    match config.template.as_deref() {
+        // The standard template of the VM-Operator in Java. Its definition stored the name in VMs.
+        None | Some("Standard-VM-latest.ftl.yaml") => STANDARD,
+        Some(name) => name,
+    }
+}
+
+/// Whether a file of a set is a QEMU template, and none that others include.
+pub fn is_template(name: &str) -> bool {
+    name.strip_prefix(QEMU_FOLDER).is_some_and(|name| name.ends_with(SUFFIX) && !name.contains('/'))
+}
+
 /// The text of a built-in template.
 pub fn built_in(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
@@ -291,34 +328,37 @@ pub fn qemu(
     config: &RunnerConfig,
     prepared: &Prepared,
     sockets: Sockets,
-    template: &Template,
+    Template { name, file }: &Template,
 ) -> Result<Vec<String>, Error> {
-    let context = context(config, prepared, sockets)?;
-    let mut arguments = arguments(&template.name, &render(template, &context)?)?;
-    let name = &template.name;
-    // A template that is older than forwarded ports would leave them out.
-    for forward in context.networks.iter().flat_map(|network| &network.forwards) {
-        if !arguments.iter().any(|argument| argument.contains(forward)) {
-            return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not forward ports: see how the built-in template writes hostfwd for {forward}"
-            )));
-        }
-    }
-    // A template that is older than this type of network would connect the guest to another network.
-    for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
-        if !arguments.iter().any(|argument| argument.contains(socket)) {
-            return Err(Error::Unsupported(format!(
-                "the QEMU template {name} does not support networks of type pod: see how the built-in template connects {socket}"
-            )));
-        }
-    }
-    if prepared.hardware != Hardware::Legacy {
-        arguments.extend(fillers(&config.vm).iter().flat_map(RootPort::arguments));
+    let QemuFile { templates, values, config: managers } = file;
+    let compiled = jinja::on_large_stack(|| TemplateSet::over(&BUILT_IN, &[], templates.clone()));
+    let set = compiled.map_err(|error| TemplateError::refused(name, error.to_string()))??;
+    arguments_of(&set, name, &context(config, prepared, sockets, values, managers)?, prepared.hardware)
+}
+
+/// What a template makes of the context, with what no template has.
+fn arguments_of(
+    set: &TemplateSet,
+    name: &str,
+    context: &Context<'_>,
+    hardware: Hardware,
+) -> Result<Vec<String>, Error> {
+    let text = set.render(name, &minijinja::Value::from(Serde(context)))?;
+    let mut arguments = arguments(&text).map_err(|message| TemplateError::refused(set.file_of(name), message))?;
+    relied_on::check(context, &arguments).map_err(|message| TemplateError::refused(set.file_of(name), message))?;
+    if hardware != Hardware::Legacy {
+        arguments.extend(fillers(&context.vm).iter().flat_map(RootPort::arguments));
     }
     Ok(arguments)
 }
 
-fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, sockets: Sockets) -> Result<Context<'a>, Error> {
+fn context<'a>(
+    config: &'a RunnerConfig,
+    prepared: &'a Prepared,
+    sockets: Sockets,
+    values: &'a Value,
+    managers: &'a Value,
+) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
     let addresses = Addresses { hardware, networks: slots_in_use(vm.network_slots()) };
@@ -351,6 +391,9 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, sockets: Socket
         networks,
         display: display_context(&vm.display, prepared.display_password, &sockets),
         sockets: Sockets { tpm: sockets.tpm.filter(|_| vm.use_tpm), ..sockets },
+        values,
+        config: managers,
+        env: &prepared.environment,
     })
 }
 
@@ -613,39 +656,11 @@ fn qemus_mac(number: u32) -> String {
     format!("52:54:00:12:34:{:02x}", (0x56 + number) & 0xff)
 }
 
-fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<String, Error> {
-    let error = |error: minijinja::Error| {
-        let what = error.detail().map_or_else(|| error.kind().to_string(), |what| format!("{}: {what}", error.kind()));
-        Error::Template { name: error.name().unwrap_or(name).to_owned(), line: error.line().unwrap_or_default(), what }
-    };
-    let mut environment = Environment::new();
-    environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_fuel(Some(FUEL));
-    // By default an error names what is undefined only if the program is built without optimisation.
-    environment.set_debug(true);
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
-    environment.add_filter("opt", |text: String| text.replace(',', ",,"));
-    for (built_in, built_in_text) in BUILT_IN {
-        // A custom template can extend a built-in one under this name, even if both have the same name otherwise.
-        environment.add_template_owned(format!("builtin/{built_in}"), built_in_text).map_err(error)?;
-    }
-    jinja::check(text).map_err(|beyond| Error::Template {
-        name: name.clone(),
-        line: beyond.line,
-        what: beyond.message,
-    })?;
-    environment.add_template_owned(name.clone(), text.clone()).map_err(error)?;
-    environment
-        .get_template(name)
-        .and_then(|template| template.render(minijinja::Value::from(Serde(context))))
-        .map_err(error)
-}
-
-/// Reads the rendered YAML list of the template `name`.
-fn arguments(name: &str, yaml: &str) -> Result<Vec<String>, Error> {
-    let shape = |what: String| Error::Shape { name: name.to_owned(), what };
+/// Reads a rendered YAML list. The error is for people.
+fn arguments(yaml: &str) -> Result<Vec<String>, String> {
+    let shape = |what: String| format!("it renders {what}; it must be a list of texts, numbers and mappings");
     let value: Value =
-        crate::yaml::from_str(yaml).map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
+        crate::yaml::from_str(yaml).map_err(|error| format!("it renders something that is not YAML: {error}"))?;
     let Value::Array(items) = value else { return Err(shape("something other than a list".into())) };
     items
         .into_iter()

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
-    render::{TemplateError, TemplateSet, first_start, templates::Ancestor},
+    render::{TemplateError, TemplateSet, first_start, qemu::CommandLine, templates::Ancestor},
 };
 
 /// What is rendered, and how.
@@ -21,6 +22,9 @@ pub(super) struct Options {
     /// The file with the VirtualMachines; - for standard input. Other resources in it are skipped.
     #[arg(long, short, value_name = "FILE")]
     filename: PathBuf,
+    /// Print QEMU's command line instead, as it is on a node that has what the runner asks for.
+    #[arg(long)]
+    qemu: bool,
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
@@ -28,7 +32,7 @@ pub(super) struct Options {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let Options { filename, settings, installed } = options;
+    let Options { filename, qemu, settings, installed } = options;
     let asks_cluster = installed.installed;
     let (installed, namespace) = installed.read(settings).await?;
     let library = installed.library();
@@ -42,7 +46,16 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
             }),
             _ => wrong(error),
         })?;
-        for object in first_start(&vm, &installed.config, set).map_err(wrong)? {
+        let objects = first_start(&vm, &installed.config, set).map_err(wrong)?;
+        if *qemu {
+            let Some(line) = CommandLine::of(set, &objects).map_err(wrong)? else {
+                return Err(Failure::new("the VM has a legacy runner, which makes QEMU's command line by itself"));
+            };
+            let options = line.options.iter().fold(String::new(), |text, option| text + option + "\n");
+            write!(output, "# {}\n{}{options}", vm.name_any(), lineage(set, &line.template))?;
+            continue;
+        }
+        for object in objects {
             write!(output, "---\n{}{}", origin(set, &object), yaml(&object.value)?)?;
         }
     }
@@ -51,8 +64,17 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 
 /// Comments that say which files and blocks an object comes from.
 pub(super) fn origin(set: &TemplateSet, object: &Rendered) -> String {
+    let mut text = lineage(set, &object.name);
+    for file in &object.patches {
+        text += &format!("# changed by {file}\n");
+    }
+    text
+}
+
+/// Comments that say of which files a template consists.
+pub(super) fn lineage(set: &TemplateSet, template: &str) -> String {
     let mut text = String::new();
-    for (index, Ancestor { file, blocks }) in set.lineage(&object.name).iter().enumerate() {
+    for (index, Ancestor { file, blocks }) in set.lineage(template).iter().enumerate() {
         let word = if index == 0 { "from" } else { "over" };
         // The blocks of a built-in template are all that it has.
         let blocks = if blocks.is_empty() || file.starts_with("builtin/") {
@@ -62,9 +84,6 @@ pub(super) fn origin(set: &TemplateSet, object: &Rendered) -> String {
             format!(" ({})", names.join(", "))
         };
         text += &format!("# {word} {file}{blocks}\n");
-    }
-    for file in &object.patches {
-        text += &format!("# changed by {file}\n");
     }
     text
 }

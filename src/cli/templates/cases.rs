@@ -6,16 +6,18 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::json;
+
 use super::super::{
     input::{DEFAULT_NAMESPACE, Settings, read_vms},
     output::{Exit, Failure, Output, counted, difference, yaml},
-    render::{origin, remove_release},
+    render::{lineage, origin, remove_release},
 };
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
     files::{self, CASES, FileError, SETS},
-    render::{Library, first_start},
+    render::{Library, first_start, qemu::CommandLine},
 };
 
 /// A test case.
@@ -115,8 +117,11 @@ impl Case {
 
 /// The objects of a VM as YAML, or the error, without what each release of the manager changes.
 fn rendered(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) -> Result<String, Failure> {
-    let rendered = library.get(vm.template_set()).and_then(|set| Ok((set, first_start(vm, config, set)?)));
-    let (set, objects) = match rendered {
+    let rendered = library.get(vm.template_set()).and_then(|set| {
+        let objects = first_start(vm, config, set)?;
+        Ok((CommandLine::changes(set, &objects)?, set, objects))
+    });
+    let (changes, set, objects) = match rendered {
         Ok(rendered) => rendered,
         Err(error) => return Ok(format!("# error: {error}\n")),
     };
@@ -124,6 +129,14 @@ fn rendered(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) -
     for mut object in objects {
         remove_release(Arc::make_mut(&mut object.value));
         text += &format!("---\n{}{}", origin(set, &object), yaml(&object.value)?);
+    }
+    if let Some((gone, new)) = changes {
+        text += &format!(
+            "---\n{}# QEMU's options that are others than those of {}\n",
+            lineage(set, &new.template),
+            gone.template
+        );
+        text += &yaml(&json!({ "without": gone.options, "with": new.options }))?;
     }
     Ok(text)
 }

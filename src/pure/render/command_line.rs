@@ -9,7 +9,7 @@
 //!  runner:  QemuFile, or a file of the image, or the built-in one ─▶ context (configuration, Prepared, sockets) ─▶ arguments ─▶ relied_on
 //! ```
 
-use std::{borrow::Cow, path::Path};
+use std::{borrow::Cow, iter, path::Path};
 
 use minijinja::value::Serde;
 use serde::{Deserialize, Serialize};
@@ -184,7 +184,7 @@ struct MachineContext<'a> {
     #[serde(rename = "type")]
     type_: &'a str,
     accelerator: &'a str,
-    cpu_model: &'a str,
+    cpu_model: Cow<'a, str>,
     uuid: &'a str,
     memory: u64,
     /// The memory with all that can be plugged while the guest runs. `None`: none can be.
@@ -406,8 +406,7 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
     MachineContext {
         type_: &prepared.machine_type,
         accelerator: prepared.accelerator,
-        // TCG cannot pass the host's CPU through. `max` is the CPU with all features that it can emulate.
-        cpu_model: if prepared.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
+        cpu_model: cpu_model(&vm.cpu_model, prepared.accelerator),
         uuid: &prepared.uuid,
         memory: vm.maximum_ram.bytes(),
         reports_panics: vm.on_panic.is_some(),
@@ -417,6 +416,20 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
         shares_memory: shared_memory.is_some(),
         generation_id: prepared.generation_id.as_deref(),
     }
+}
+
+/// The CPU model with its features. TCG can't pass the host's CPU through: `max` is the CPU with all features that it can emulate. It has none of
+/// Hyper-V's features, and QEMU does not start if it is to have some of them (`kernel doesn't allow setting HyperV VP_INDEX`).
+fn cpu_model<'a>(wanted: &'a str, accelerator: &str) -> Cow<'a, str> {
+    if accelerator != "tcg" {
+        return Cow::Borrowed(wanted);
+    }
+    let (name, features) = wanted.split_once(',').unwrap_or((wanted, ""));
+    let name = if name == "host" { "max" } else { name };
+    let is_of_hyper_v =
+        |feature: &&str| ["hv-", "hv_"].iter().any(|begin| feature.trim_start_matches('+').starts_with(begin));
+    let features = features.split(',').filter(|feature| !feature.is_empty() && !is_of_hyper_v(feature));
+    Cow::Owned(iter::once(name).chain(features).collect::<Vec<_>>().join(","))
 }
 
 fn firmware_context(firmware: Option<&Firmware>) -> FirmwareContext<'_> {

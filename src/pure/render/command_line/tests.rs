@@ -635,3 +635,18 @@ fn a_template_reads_the_devices_of_plugins_and_no_other_variable() {
         "{error}"
     );
 }
+
+#[test]
+fn the_cpu_becomes_one_that_tcg_can_emulate() {
+    for (wanted, accelerator, expected) in [
+        ("host", "kvm", "host"),
+        ("host,hv-relaxed", "kvm", "host,hv-relaxed"),
+        ("host", "tcg", "max"),
+        ("host,hv-relaxed,-vmx,hv_vpindex,+hv-synic", "tcg", "max,-vmx"),
+        ("Skylake-Server,hv-stimer=on", "tcg", "Skylake-Server"),
+        ("hostile", "tcg", "hostile"),
+        ("Skylake-Server", "tcg", "Skylake-Server"),
+    ] {
+        assert_eq!(cpu_model(wanted, accelerator), expected, "{wanted}");
+    }
+}

@@ -41,7 +41,9 @@ use support::{
 };
 use vm_operator::{
     api::{PowerState, VirtualMachine, conditions},
+    config::{Config, ReconcilerConfig},
     files,
+    object::CONFIG_IN_FORCE_MAP,
 };
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -111,6 +113,14 @@ async fn configure(namespace: &TestNamespace, pods: &Api<Pod>, lines: &str) {
     for name in former {
         gone(pods, &name).await;
     }
+    // The kubelet may have given the new Pod what the ConfigMap was a moment ago.
+    let wanted = Config::parse(&format!("{ALLOWED}{lines}")).unwrap().reconciler;
+    eventually("the manager to use the configuration", LIMIT, async || {
+        let kept = ["get", "configmap", CONFIG_IN_FORCE_MAP, "--output=jsonpath={.data.reconciler\\.json}"];
+        let kept = serde_json::from_str::<ReconcilerConfig>(&namespace.kubectl(&kept)).ok()?;
+        (kept == wanted).then_some(())
+    })
+    .await;
 }
 
 /// A namespace with the manager, and a disk to boot from.

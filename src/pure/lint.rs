@@ -536,21 +536,24 @@ mod tests {
 
     #[test]
     fn names_in_scope_of_the_overridden_block_are_known() {
-        let files = [
-            (
-                "disk-pvcs.yaml.j2",
-                "{% extends 'builtin/disk-pvcs.yaml.j2' %}\n{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ disk.volum }}\n    \
-                 c: {{ protection | length | string }}\n{% endblock %}\n",
-            ),
-            (
-                "pod.yaml.j2",
-                "{% extends 'builtin/pod.yaml.j2' %}\n{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ tapped | string }}\n{% endblock %}\n",
-            ),
-        ];
-        insta::assert_snapshot!(found(&files).join("\n"), @r"
-        disk-pvcs.yaml.j2:4:11: Error unknown-variable: disk has no volum: did you mean volume?
-        pod.yaml.j2:3:11: Error unknown-variable: the context has no disk: did you mean disks?
-        ");
+        for layer in ["builtin", "base"] {
+            let extends = |name: &str| format!("{{% extends '{layer}/{name}' %}}\n");
+            let pvcs = extends("disk-pvcs.yaml.j2")
+                + "{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ disk.volum }}\n    c: {{ protection | length | string }}\n{% endblock %}\n";
+            let pod = extends("pod.yaml.j2")
+                + "{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ tapped | string }}\n{% endblock %}\n";
+            let qemu = extends("qemu/standard.yaml.j2")
+                + "{% block network_card %}\n  mtu: {{ network.id | length }}\n  b: {{ network.ide }}\n{% endblock %}\n{% block boot %}\n- {{ machin.type }}\n{% endblock %}\n";
+            let files = [("disk-pvcs.yaml.j2", pvcs.as_str()), ("pod.yaml.j2", &pod), ("qemu/standard.yaml.j2", &qemu)];
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(found(&files).join("\n"), @r"
+                disk-pvcs.yaml.j2:4:11: Error unknown-variable: disk has no volum: did you mean volume?
+                pod.yaml.j2:3:11: Error unknown-variable: the context has no disk: did you mean disks?
+                qemu/standard.yaml.j2:4:9: Error unknown-variable: network has no ide: did you mean id?
+                qemu/standard.yaml.j2:7:6: Error unknown-variable: the context has no machin: did you mean machine?
+                ");
+            }
+        }
     }
 
     #[test]

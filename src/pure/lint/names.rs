@@ -132,13 +132,12 @@ impl Template<'_> {
     /// The names that the templates above have in scope where their blocks stand, by block.
     fn inherited(&self) -> BTreeMap<String, Vec<Local>> {
         let mut inherited: BTreeMap<String, Vec<Local>> = BTreeMap::new();
-        let (mut read, mut next) = (BTreeSet::from([self.name.to_owned()]), self.outline.extends.clone());
-        while let Some(name) = next.map(|extends| extends.name).filter(|name| read.insert(name.clone())) {
-            let Some(source) = self.set.source(&name) else { break };
+        // The template itself has none beside its own.
+        for (above, _) in self.set.chain(self.name).into_iter().skip(1) {
+            let source = self.set.source(&above).unwrap_or_default();
             for (block, locals) in Scopes::of(&source).blocks {
                 inherited.entry(block).or_default().extend(locals);
             }
-            next = Outline::of(&source).extends;
         }
         inherited
     }

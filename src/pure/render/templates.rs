@@ -287,7 +287,7 @@ impl TemplateSet {
     }
 
     /// A template and those that it extends, in that order.
-    pub(super) fn chain(&self, name: &str) -> Vec<(String, Outline)> {
+    pub(crate) fn chain(&self, name: &str) -> Vec<(String, Outline)> {
         let mut chain: Vec<(String, Outline)> = Vec::new();
         let mut next = Some(name.to_owned()).filter(|name| self.has(name));
         while let Some(name) = next.filter(|name| chain.iter().all(|(known, _)| known != name)) {

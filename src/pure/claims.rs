@@ -80,7 +80,8 @@ fn volumes_and_entries(vm: &VirtualMachine) -> Vec<Option<(String, Option<ListEn
         let template = disk.volume_claim_template.as_ref()?;
         let name = template.metadata.as_ref().and_then(|metadata| metadata.name.as_ref());
         claims += 1;
-        Some(name.map_or_else(|| Err(entries::entry(claims - 1, template)), |name| Ok(format!("{name}-disk"))))
+        let entry = || entries::entry(claims - 1, template, disk.serial.as_deref());
+        Some(name.map_or_else(|| Err(entry()), |name| Ok(format!("{name}-disk"))))
     });
     let disks: Vec<_> = disks.collect();
     let nameless: Vec<ListEntry> = disks.iter().flatten().filter_map(|disk| disk.clone().err()).collect();
@@ -843,6 +844,22 @@ mod tests {
         });
         let both = ["disk-0", "disk-1"].map(|volume| Some(volume.to_owned()));
         assert_eq!(volumes(&again).collect::<Vec<_>>(), both);
+    }
+
+    #[test]
+    fn a_disk_without_a_name_is_known_by_its_serial_number() {
+        let disks = |serials: &[&str]| {
+            let disk = |serial: &&str| json!({ "serial": serial, "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } });
+            json!(serials.iter().map(disk).collect::<Vec<_>>())
+        };
+        let before = vm(|vm| vm["spec"]["vm"]["disks"] = disks(&["one", "two"]));
+        let objects = rendered(&before, &nothing());
+        let recorded = claims(&before, &applied(&objects, |_, _| ()), &objects, &[]);
+        let after = vm(|vm| {
+            vm["spec"]["vm"]["disks"] = disks(&["two"]);
+            vm["status"] = json!({ "claims": recorded });
+        });
+        assert_eq!(volumes(&after).collect::<Vec<_>>(), [Some("disk-1".to_owned())]);
     }
 
     #[test]

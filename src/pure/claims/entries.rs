@@ -9,10 +9,12 @@ use crate::{
     entries::Recorded,
 };
 
-/// The entry of a disk that is the `position`th with a claim.
-pub(super) fn entry(position: usize, template: &VolumeClaimTemplate) -> ListEntry {
+/// The entry of a disk that is the `position`th with a claim. Its serial number is what its guest knows it by, so it does not go to another claim.
+pub(super) fn entry(position: usize, template: &VolumeClaimTemplate, serial: Option<&str>) -> ListEntry {
     let spec = template.spec.as_ref().map(Value::to_string).unwrap_or_default();
-    let digits = Sha256::digest(spec).into_iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    // Without a serial number this is what earlier releases have recorded.
+    let text = serial.map_or_else(|| spec.clone(), |serial| format!("{spec} {serial}"));
+    let digits = Sha256::digest(text).into_iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     ListEntry { position: u32::try_from(position).unwrap_or(u32::MAX), parameters: digits }
 }
 

@@ -1,22 +1,12 @@
 //! Each property of a VM does something: values that the schema allows are generated for every one of them, set in a VM that runs, and taken out
 //! again. What is set has an effect (or [`WITHOUT_EFFECT`] says why not), the plan notices it and comes to rest, and what is taken out leaves nothing.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this is test code")]
-
-#[path = "support/stored.rs"]
-mod stored;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
-use proptest::{
-    strategy::{Strategy, ValueTree},
-    string::string_regex,
-    test_runner::TestRunner,
-};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use vm_operator::{
-    api::{VirtualMachine, crd::crds},
+    api::VirtualMachine,
     config::{Allowed, LoadBalancerService, ReconcilerConfig},
     object::Rendered,
     observed::Observed,
@@ -25,7 +15,10 @@ use vm_operator::{
     status::{ExecutionResult, Reconciled, UsedTemplates, status},
 };
 
-use stored::trimmed;
+use crate::{
+    declared::{Property, VM_SPEC, properties, samples, set},
+    stored::{self, trimmed},
+};
 
 /// Properties that change nothing in the objects, the plan and the status of a VM, and why.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -57,127 +50,6 @@ fn beside(name: &str) -> Option<Value> {
 /// How many sequences of changes are tried.
 const SEQUENCES: u64 = 100;
 
-/// A step on the way to a property: a field, or a new last item of a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    Field(String),
-    Item,
-}
-
-/// A property of the spec with its schema.
-struct Property {
-    way: Vec<Step>,
-    schema: Value,
-}
-
-impl Property {
-    /// As the documentation writes it: `vm.disks[].cdrom.image`.
-    fn name(&self) -> String {
-        let mut name = String::new();
-        for step in &self.way {
-            match step {
-                Step::Field(field) if name.is_empty() => name.push_str(field),
-                Step::Field(field) => name.push_str(&format!(".{field}")),
-                Step::Item => name.push_str("[]"),
-            }
-        }
-        name
-    }
-}
-
-/// All properties below a schema that have none below them.
-fn properties(way: &[Step], schema: &Value, found: &mut Vec<Property>) {
-    if let Some(fields) = schema["properties"].as_object() {
-        for (name, field) in fields {
-            properties(&[way, &[Step::Field(name.clone())]].concat(), field, found);
-        }
-    } else if schema["items"]["properties"].is_object() {
-        properties(&[way, &[Step::Item]].concat(), &schema["items"], found);
-    } else {
-        found.push(Property { way: way.to_vec(), schema: schema.clone() });
-    }
-}
-
-fn spec_schema() -> Value {
-    let (_, crd) = crds().into_iter().find(|(name, _)| name.contains("vms")).unwrap();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone()
-}
-
-/// Values that a schema allows: extremes, each of an enumeration, and of texts some that fit the pattern.
-fn samples(schema: &Value) -> Vec<Value> {
-    if let Some(values) = schema["enum"].as_array() {
-        return values.iter().filter(|value| !value.is_null()).cloned().collect();
-    }
-    if schema["x-kubernetes-int-or-string"] == true {
-        return vec![json!("3Gi"), json!(4_294_967_296_i64)];
-    }
-    match schema["type"].as_str() {
-        Some("boolean") => vec![json!(true), json!(false)],
-        Some("integer") => {
-            let least = schema["minimum"].as_f64().unwrap_or(0.0) as i64;
-            let most = schema["maximum"].as_f64().map_or(i64::from(i32::MAX), |most| most as i64);
-            let mut values = vec![least, (least + 1).min(most), most];
-            values.dedup();
-            values.into_iter().map(Value::from).collect()
-        }
-        Some("number") => vec![json!(1), json!(2.5)],
-        Some("string") => texts(schema).into_iter().map(Value::from).collect(),
-        Some("array") => samples(&schema["items"]).into_iter().map(|item| json!([item])).collect(),
-        Some("object") if schema["additionalProperties"].is_object() => {
-            samples(&schema["additionalProperties"]).into_iter().map(|value| json!({ "key": value })).collect()
-        }
-        _ => vec![json!({ "key": "value" })],
-    }
-}
-
-fn texts(schema: &Value) -> Vec<String> {
-    let Some(pattern) = schema["pattern"].as_str() else { return vec!["one".to_owned(), "another".to_owned()] };
-    let inner = pattern.trim_start_matches('^').trim_end_matches('$');
-    let mut runner = TestRunner::deterministic();
-    match string_regex(inner) {
-        Ok(strategy) => (0..2).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect(),
-        Err(_) => vec!["one".to_owned()],
-    }
-}
-
-/// Sets a value, and on the way to it what the schema requires beside it. `adds`: in a new item of a list, not in the last one.
-fn set(into: &mut Value, schema: &Value, way: &[Step], value: &Value, adds: bool) {
-    let Some((step, rest)) = way.split_first() else {
-        *into = value.clone();
-        return;
-    };
-    match step {
-        Step::Field(name) => {
-            if !into.is_object() {
-                *into = Value::Object(required(schema));
-            }
-            set(&mut into[name.as_str()], &schema["properties"][name.as_str()], rest, value, adds);
-        }
-        Step::Item => {
-            if !into.is_array() {
-                *into = json!([]);
-            }
-            let items = into.as_array_mut().unwrap();
-            if adds || items.is_empty() {
-                items.push(Value::Object(required(&schema["items"])));
-            }
-            set(items.last_mut().unwrap(), &schema["items"], rest, value, adds);
-        }
-    }
-}
-
-fn required(schema: &Value) -> Map<String, Value> {
-    let names = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    names.map(|name| (name.to_owned(), first(&schema["properties"][name]))).collect()
-}
-
-fn first(schema: &Value) -> Value {
-    match schema["properties"].is_object() {
-        true => Value::Object(required(schema)),
-        false => samples(schema).into_iter().next().unwrap_or(Value::Null),
-    }
-}
-
 fn manifest() -> Value {
     let requests = json!({ "resources": { "requests": { "storage": "1Gi" } } });
     json!({
@@ -191,7 +63,7 @@ fn manifest() -> Value {
     })
 }
 
-fn now() -> Timestamp {
+pub fn now() -> Timestamp {
     "2027-01-15T08:00:00Z".parse().unwrap()
 }
 
@@ -222,10 +94,16 @@ impl World {
         Self { config, set: TemplateSet::builtin().unwrap() }
     }
 
-    fn outcome(&self, vm: &Value, observed: &Observed) -> Result<Outcome, String> {
+    /// The objects of a VM; the error is for people.
+    fn rendered(&self, vm: &Value, observed: &Observed) -> Result<Vec<Rendered>, String> {
         let vm: VirtualMachine = serde_json::from_value(vm.clone()).map_err(|error| error.to_string())?;
         let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
-        let rendered = render(&vm, observed, &self.config, &random, &self.set).map_err(|error| error.to_string())?;
+        render(&vm, observed, &self.config, &random, &self.set).map_err(|error| error.to_string())
+    }
+
+    fn outcome(&self, vm: &Value, observed: &Observed) -> Result<Outcome, String> {
+        let rendered = self.rendered(vm, observed)?;
+        let vm: VirtualMachine = serde_json::from_value(vm.clone()).map_err(|error| error.to_string())?;
         let plan = plan(&vm, observed, Some(&rendered));
         let (outcome, source) = (ExecutionResult::default(), UsedTemplates { set: Some(&self.set), refused: None });
         let status =
@@ -250,9 +128,6 @@ struct Change {
 
 /// A change to each value of each property, the properties in the order of the schema.
 fn changes() -> Vec<Vec<Change>> {
-    let schema = spec_schema();
-    let mut all = Vec::new();
-    properties(&[], &schema, &mut all);
     let of_property = |property: &Property| {
         let (name, mut without) = (property.name(), manifest());
         let beside = beside(&name);
@@ -261,12 +136,12 @@ fn changes() -> Vec<Vec<Change>> {
         }
         let values = samples(&property.schema).into_iter().map(|value| {
             let mut with = without.clone();
-            set(&mut with["spec"], &schema, &property.way, &value, beside.is_none());
+            set(&mut with["spec"], &VM_SPEC, &property.way, &value, beside.is_none());
             Change { name: name.clone(), value, without: without.clone(), with }
         });
         values.collect()
     };
-    all.iter().map(of_property).collect()
+    properties(&VM_SPEC).iter().map(of_property).collect()
 }
 
 impl Change {
@@ -332,9 +207,7 @@ fn each_property_has_an_effect_and_can_be_taken_back() {
 #[test]
 fn combinations_come_to_rest_and_can_be_taken_back() {
     let world = World::new();
-    let schema = spec_schema();
-    let mut all = Vec::new();
-    properties(&[], &schema, &mut all);
+    let mut all = properties(&VM_SPEC);
     all.retain(|property| beside(&property.name()).is_none());
     let base = world.outcome(&manifest(), &Observed::nothing(now())).unwrap();
     let mut steps = 0;
@@ -346,7 +219,7 @@ fn combinations_come_to_rest_and_can_be_taken_back() {
             let values = samples(&property.schema);
             let value = &values[random.usize(0..values.len())];
             let mut changed = vm.clone();
-            set(&mut changed["spec"], &schema, &property.way, value, true);
+            set(&mut changed["spec"], &VM_SPEC, &property.way, value, true);
             // What does not fit what is there already is refused, and changes nothing.
             let Ok(after) = world.outcome(&changed, &observed) else { continue };
             said.push(format!("{} = {value}", property.name()));

@@ -3,6 +3,10 @@
 /// The built-in template of QEMU's command line.
 pub const QEMU_STANDARD: &str = include_str!("../../../templates/qemu/standard.yaml.j2");
 
+/// What QEMU templates can extend: the built-in one, by its name in a set, and by the name that templates in the runner's image use.
+pub(super) const BUILTIN_OF_QEMU: [(&str, &str); 2] =
+    [("qemu/standard.yaml.j2", QEMU_STANDARD), ("standard.yaml.j2", QEMU_STANDARD)];
+
 /// The built-in templates, from `templates/`.
 pub const BUILTIN: [(&str, &str); 10] = [
     ("cloud-init-config-map.yaml.j2", include_str!("../../../templates/cloud-init-config-map.yaml.j2")),

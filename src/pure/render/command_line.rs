@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use self::hardware::{Addresses, RootPort, Slots, fillers, memory_limit, root_ports};
 use super::{
     TemplateError, TemplateSet,
-    builtin::QEMU_STANDARD,
+    builtin::BUILTIN_OF_QEMU,
     templates::{Layers, QEMU_FOLDER, SUFFIX},
 };
 use crate::{
@@ -51,9 +51,6 @@ pub use reactions::{Panic, Reaction, Reactions};
 
 /// The name of the template that is used if the configuration names none.
 pub const STANDARD: &str = "standard.yaml.j2";
-/// What a QEMU template can extend: the standard template, by its name in a set, and by the name that templates in the runner's image use.
-const BUILT_IN: [(&str, &str); 2] = [("qemu/standard.yaml.j2", QEMU_STANDARD), (STANDARD, QEMU_STANDARD)];
-
 /// The most CD drives.
 const CD_PORTS: usize = CdIdentity::MOST as usize;
 /// The most disks.
@@ -317,7 +314,7 @@ pub fn is_template(name: &str) -> bool {
 
 /// The text of a built-in template.
 pub fn built_in(name: &str) -> Option<&'static str> {
-    BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
+    BUILTIN_OF_QEMU.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
 }
 
 /// QEMU's arguments, without the program's name.
@@ -331,7 +328,7 @@ pub fn qemu(
     Template { name, file }: &Template,
 ) -> Result<Vec<String>, Error> {
     let QemuFile { templates, values, config: managers } = file;
-    let compiled = jinja::on_large_stack(|| TemplateSet::over(&BUILT_IN, &[], templates.clone()));
+    let compiled = jinja::on_large_stack(|| TemplateSet::over(&BUILTIN_OF_QEMU, &[], templates.clone()));
     let set = compiled.map_err(|error| TemplateError::refused(name, error.to_string()))??;
     arguments_of(&set, name, &context(config, prepared, sockets, values, managers)?, prepared.hardware)
 }

@@ -78,6 +78,7 @@ impl CommandLine {
         config: &RunnerConfig,
         QemuFile { templates: _, values, config: managers }: &QemuFile,
     ) -> Result<Self, TemplateError> {
+        let set = as_the_runner_has_it(set);
         let arguments = command_line::sampled(set, &template, config, values, managers, Sample::WithAll);
         let arguments = arguments.map_err(|error| match error {
             command_line::Error::Template(error) => error,
@@ -131,9 +132,14 @@ pub(super) fn check(
     templates: &TemplateSet,
 ) -> Result<(), TemplateError> {
     match template_of(config, layers) {
-        Some(name) => command_line::check(templates, &name, config, values, managers),
+        Some(name) => command_line::check(as_the_runner_has_it(templates), &name, config, values, managers),
         None => Ok(()),
     }
+}
+
+/// The set as the runner compiles it.
+fn as_the_runner_has_it(set: &TemplateSet) -> &TemplateSet {
+    set.qemu().map_or(set, |of_qemu| &of_qemu.set)
 }
 
 /// Checks that an object has the QEMU templates, if the set has some: else the guest would start without them.
@@ -214,6 +220,15 @@ mod tests {
         let own = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name }}}\ndata: {config.yaml: {{ runner | to_yaml }}}\n";
         let error = rendered(&[("qemu/standard.yaml.j2", &good), ("config-map.yaml.j2", own)]).unwrap_err();
         assert!(error.contains("write `qemu.yaml: {{ qemu | to_yaml }}` into its `data`"), "{error}");
+        // The runner gets the folder, and nothing beside it.
+        let outside = block("boot", "{% include 'lib/x.j2' %}");
+        let error = rendered(&[("qemu/standard.yaml.j2", &outside), ("lib/x.j2", "")]).unwrap_err();
+        assert!(
+            error.starts_with("qemu/standard.yaml.j2:2:4: template not found: ") && error.contains("lib/x.j2"),
+            "{error}"
+        );
+        let inside = block("boot", "{% include 'qemu/lib/x.j2' %}");
+        rendered(&[("qemu/standard.yaml.j2", &inside), ("qemu/lib/x.j2", "# nothing")]).unwrap();
         // Another name, which this VM does not use.
         assert!(rendered(&[("qemu/other.yaml.j2", &block("monitors", ""))]).is_ok());
     }

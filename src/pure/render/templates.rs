@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use self::below::{BUILTIN as OF_BUILTIN, Below, OF_BASE};
 use super::{
-    builtin::{BUILTIN, RENAMED_BLOCKS, Renamed},
+    builtin::{BUILTIN, BUILTIN_OF_QEMU, RENAMED_BLOCKS, Renamed},
     error::{OutputError, TemplateError, nested},
     functions,
     outline::{Mention, Outline},
@@ -90,20 +90,38 @@ pub struct TemplateSet {
     qemu: Option<Arc<OfQemu>>,
 }
 
-/// The QEMU templates of a set.
-#[derive(Clone, Debug)]
-pub struct OfQemu {
-    /// The layers with nothing but them.
-    pub layers: Layers,
-    /// The top keys of `values` that they use. `None`: all, because one uses the whole map.
-    pub values: Option<BTreeSet<String>>,
-}
-
 /// A file with patches.
 #[derive(Clone, Debug)]
 enum PatchFile {
     Ready(Vec<Patch>),
     Template(String),
+}
+
+/// The QEMU templates of a set.
+#[derive(Clone, Debug)]
+pub struct OfQemu {
+    /// The layers with nothing but them.
+    pub layers: Layers,
+    /// Compiled as the runner compiles them, which gets nothing else of the set.
+    pub set: TemplateSet,
+    /// The top keys of `values` that they use. `None`: all, because one uses the whole map.
+    pub values: Option<BTreeSet<String>>,
+}
+
+impl OfQemu {
+    fn of(Layers { base, named }: &Layers) -> Result<Option<Self>, TemplateError> {
+        let of_qemu = |files: &Files| -> Files {
+            let ours = files.iter().filter(|(name, _)| name.starts_with(QEMU_FOLDER));
+            ours.map(|(name, text)| (name.clone(), text.clone())).collect()
+        };
+        let named = named.as_ref().map(|(name, files)| (name.clone(), of_qemu(files)));
+        let layers = Layers { base: of_qemu(base), named: named.filter(|(_, files)| !files.is_empty()) };
+        if layers == Layers::default() {
+            return Ok(None);
+        }
+        let set = TemplateSet::over(&BUILTIN_OF_QEMU, &[], layers.clone())?;
+        Ok(Some(Self { values: set.used_values(), layers, set }))
+    }
 }
 
 impl TemplateSet {
@@ -129,11 +147,16 @@ impl TemplateSet {
     /// # Errors
     /// A file that can't be used.
     pub fn compile(layers: Layers) -> Result<Self, TemplateError> {
-        jinja::on_large_stack(|| Self::over(&BUILTIN, RENAMED_BLOCKS, layers))
+        let compile = || {
+            let set = Self::over(&BUILTIN, RENAMED_BLOCKS, layers)?;
+            let qemu = OfQemu::of(&set.layers)?.map(Arc::new);
+            Ok(Self { qemu, ..set })
+        };
+        jinja::on_large_stack(compile)
             .unwrap_or_else(|error| Err(TemplateError::refused("(compile)", error.to_string())))
     }
 
-    /// Compiles layers over other templates than the built-in ones.
+    /// Compiles layers over these built-in templates.
     pub(crate) fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
         let named = layers.named.as_ref().map(|(_, files)| files.keys().cloned().collect());
         let mut set =
@@ -163,7 +186,6 @@ impl TemplateSet {
         set.values = values.into();
         set.version = version(&layers, &files);
         set.layers = layers.into();
-        set.qemu = set.find_qemu().map(Arc::new);
         Ok(set)
     }
 
@@ -408,23 +430,11 @@ impl TemplateSet {
         self.qemu.as_deref()
     }
 
-    fn find_qemu(&self) -> Option<OfQemu> {
-        let of_qemu = |files: &Files| -> Files {
-            let ours = files.iter().filter(|(name, _)| name.starts_with(QEMU_FOLDER));
-            ours.map(|(name, text)| (name.clone(), text.clone())).collect()
-        };
-        let Layers { base, named } = &*self.layers;
-        let named = named.as_ref().map(|(name, files)| (name.clone(), of_qemu(files)));
-        let layers = Layers { base: of_qemu(base), named: named.filter(|(_, files)| !files.is_empty()) };
-        (layers != Layers::default()).then(|| OfQemu { layers, values: self.values_of_qemu() })
-    }
-
-    fn values_of_qemu(&self) -> Option<BTreeSet<String>> {
-        let ours = self.files.keys().filter(|name| name.contains(QEMU_FOLDER));
-        let templates = ours.filter_map(|name| self.environment.get_template(name).ok());
-        let names = templates.flat_map(|template| template.undeclared_variables(true));
+    /// The top keys of `values` that the templates use. `None`: all, because one uses the whole map.
+    fn used_values(&self) -> Option<BTreeSet<String>> {
+        let templates = self.files.keys().filter_map(|name| self.environment.get_template(name).ok());
         let mut used = BTreeSet::new();
-        for name in names {
+        for name in templates.flat_map(|template| template.undeclared_variables(true)) {
             let mut parts = name.split('.');
             if parts.next() == Some("values") {
                 used.insert(parts.next()?.to_owned());

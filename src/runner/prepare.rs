@@ -15,6 +15,7 @@ use std::{
 };
 
 use rustix::fs::OFlags;
+use serde_json::json;
 use tokio::process::Command;
 use tracing::{info, warn};
 
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     api,
-    render::command_line::{self, Environment, Firmware, Hardware, Medium, PodLink, Prepared, Template},
+    render::command_line::{self, Environment, Firmware, Hardware, Medium, PodLink, Prepared, QemuFile, Template},
     render::qemu::template_of,
     runner_config::{Drive, LATEST_HARDWARE, RunnerConfig, VmSection, paths},
 };
@@ -247,13 +248,19 @@ fn template_of_set(
     let copy = data.join(QEMU_COPY);
     let kept = if config.update_template { None } else { read_text(&copy)? };
     let kept = kept.map(|text| QemuTemplates::parse(&copy, text)).transpose()?;
-    let Some(found) = kept.as_ref().or(of_set) else { return Ok(None) };
-    let Some(name) = template_of(config, &found.file.templates) else { return Ok(None) };
-    if !config.update_template && kept.is_none() {
-        purpose.create_directory(data)?;
-        purpose.write(&copy, found.text.as_bytes())?;
+    let named = |found: &QemuTemplates| Some((template_of(config, &found.file.templates)?, found.file.clone()));
+    if let Some((name, file)) = kept.as_ref().and_then(named) {
+        return Ok(Some(Template { name, file }));
     }
-    Ok(Some(Template { name, file: found.file.clone() }))
+    let Some((name, file)) = of_set.and_then(named) else { return Ok(None) };
+    if !config.update_template {
+        // With the built-in template that they extend: another runner has another one.
+        let kept =
+            QemuFile { standard: command_line::built_in(command_line::STANDARD).map(str::to_owned), ..file.clone() };
+        purpose.create_directory(data)?;
+        purpose.write(&copy, json!(kept).to_string().as_bytes())?;
+    }
+    Ok(Some(Template { name, file }))
 }
 
 fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {

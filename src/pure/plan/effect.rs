@@ -330,7 +330,10 @@ impl Finder<'_> {
         let of_qemu = [Step::Field("data".into()), Step::Field(QEMU_FILE.into())];
         if let Some(at) = differences.iter().position(|it| it.place == of_qemu).filter(|_| of_vm) {
             differences.remove(at);
-            self.waits(at_start::qemu_file());
+            // A VM that keeps its template does not notice another one.
+            if self.input.vm.spec.runner_template.update {
+                self.waits(at_start::qemu_file());
+            }
         }
         let at = differences.iter().position(|difference| difference.place == place).filter(|_| of_vm);
         let Some(at) = at else { return Vec::new() };

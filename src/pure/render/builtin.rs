@@ -145,7 +145,12 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
         "0.1",
     ),
     ("qemu/standard.yaml.j2", "usb", "the USB controller and the tablet", "0.1"),
-    ("qemu/standard.yaml.j2", "extra_devices", "empty: the place for further devices", "0.1"),
+    (
+        "qemu/standard.yaml.j2",
+        "extra_devices",
+        "empty: the place for further devices; the PCI slots 7 and 17 to 1e are free",
+        "0.1",
+    ),
     ("qemu/standard.yaml.j2", "disks", "all disks, CD drives and the cloud-init disk, with their threads", "0.1"),
     ("qemu/standard.yaml.j2", "disk", "one disk, `disk`", "0.1"),
     ("qemu/standard.yaml.j2", "cd", "one CD drive, `cd`", "0.1"),

@@ -126,6 +126,9 @@ pub struct QemuFile {
     /// `config` in the templates: the manager's configuration.
     #[serde(default)]
     pub config: Value,
+    /// The built-in template that they extend, in the copy of a VM that keeps its templates. `None`: the runner's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard: Option<String>,
 }
 
 /// A QEMU template.
@@ -140,8 +143,10 @@ pub struct Template {
 impl Template {
     /// A template of one file, as the runner's image can have them.
     pub fn alone(name: &str, text: String) -> Self {
-        let templates = Layers { base: [(name.to_owned(), text)].into(), named: None };
-        Self { name: name.into(), file: QemuFile { templates, ..QemuFile::default() } }
+        // There a template may have any name.
+        let name = if name.ends_with(SUFFIX) { name.to_owned() } else { format!("{name}{SUFFIX}") };
+        let templates = Layers { base: [(name.clone(), text)].into(), named: None };
+        Self { name, file: QemuFile { templates, ..QemuFile::default() } }
     }
 }
 
@@ -327,8 +332,9 @@ pub fn qemu(
     sockets: Sockets,
     Template { name, file }: &Template,
 ) -> Result<Vec<String>, Error> {
-    let QemuFile { templates, values, config: managers } = file;
-    let compiled = jinja::on_large_stack(|| TemplateSet::over(&BUILTIN_OF_QEMU, &[], templates.clone()));
+    let QemuFile { templates, values, config: managers, standard } = file;
+    let builtin = BUILTIN_OF_QEMU.map(|(name, text)| (name, standard.as_deref().unwrap_or(text)));
+    let compiled = jinja::on_large_stack(|| TemplateSet::over(&builtin, &[], templates.clone()));
     let set = compiled.map_err(|error| TemplateError::refused(name, error.to_string()))??;
     arguments_of(&set, name, &context(config, prepared, sockets, values, managers)?, prepared.hardware)
 }

@@ -21,14 +21,15 @@ pub(super) fn file(templates: &OfQemu, values: &Value, config: &Value) -> QemuFi
     if let (Some(used), Some(values)) = (&templates.values, values.as_object_mut()) {
         values.retain(|key, _| used.contains(key));
     }
-    QemuFile { templates: templates.layers.clone(), values, config: config.clone() }
+    QemuFile { templates: templates.layers.clone(), values, config: config.clone(), standard: None }
 }
 
 /// The template of a VM among those of its set. `None`: the set has none of that name, and the runner's image may have one.
 pub fn template_of(config: &RunnerConfig, templates: &Layers) -> Option<String> {
     let name = format!("{FOLDER}{}", command_line::template_name(config));
-    let has = |files: &super::Files| files.contains_key(&name);
-    let is_there = has(&templates.base) || templates.named.as_ref().is_some_and(|(_, files)| has(files));
+    let of_named = templates.named.as_ref().and_then(|(_, files)| files.get(&name));
+    // An empty file takes away what is below.
+    let is_there = of_named.or_else(|| templates.base.get(&name)).is_some_and(|text| !text.trim().is_empty());
     (is_there && command_line::is_template(&name)).then_some(name)
 }
 
@@ -48,7 +49,7 @@ impl CommandLine {
     pub fn of(set: &TemplateSet, objects: &[Rendered]) -> Result<Option<Self>, TemplateError> {
         let Some((config, file)) = files(objects) else { return Ok(None) };
         let name = command_line::template_name(&config);
-        let standard = || (name == STANDARD).then(|| format!("{FOLDER}{STANDARD}"));
+        let standard = || (name == STANDARD).then(|| format!("builtin/{FOLDER}{STANDARD}"));
         let Some(template) = template_of(&config, &file.templates).or_else(standard) else {
             let message = format!(
                 "{FOLDER}{name} is not in the set: if the runner's image has the template, `vm-runner render-command` prints the command line"
@@ -76,7 +77,7 @@ impl CommandLine {
         set: &TemplateSet,
         template: String,
         config: &RunnerConfig,
-        QemuFile { templates: _, values, config: managers }: &QemuFile,
+        QemuFile { templates: _, values, config: managers, standard: _ }: &QemuFile,
     ) -> Result<Self, TemplateError> {
         let set = as_the_runner_has_it(set);
         let arguments = command_line::sampled(set, &template, config, values, managers, Sample::WithAll);
@@ -101,8 +102,8 @@ fn options(arguments: &[String]) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     for argument in arguments {
         match options.last_mut() {
-            Some(option) if !argument.starts_with('-') => *option += &format!(" {argument}"),
-            _ => options.push(argument.clone()),
+            Some(option) if !argument.starts_with('-') => *option += &format!(" {}", argument.replace('\n', "\\n")),
+            _ => options.push(argument.replace('\n', "\\n")),
         }
     }
     options
@@ -128,7 +129,7 @@ fn without(options: &[String], others: &[String]) -> Vec<String> {
 /// What the runner would refuse.
 pub(super) fn check(
     config: &RunnerConfig,
-    QemuFile { templates: layers, values, config: managers }: &QemuFile,
+    QemuFile { templates: layers, values, config: managers, standard: _ }: &QemuFile,
     templates: &TemplateSet,
 ) -> Result<(), TemplateError> {
     match template_of(config, layers) {

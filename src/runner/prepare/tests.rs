@@ -351,6 +351,9 @@ fn the_template_of_the_set_comes_before_that_of_the_image_and_can_be_kept() {
     assert_eq!(text(false, "standard.yaml.j2", Some(&one), start).unwrap(), "two", "it keeps that of its first start");
     assert_eq!(text(false, "standard.yaml.j2", None, start).unwrap(), "two");
     assert_eq!(text(true, "standard.yaml.j2", Some(&one), start).unwrap(), "one");
+    // Also the built-in one that it extends, which another runner has otherwise.
+    let kept = super::template(&config(false, "standard.yaml.j2"), None, image.path(), look).unwrap();
+    assert_eq!(kept.file.standard.as_deref(), command_line::built_in(command_line::STANDARD));
     fs::write(data.path().join(QEMU_COPY), "[").unwrap();
     let error = text(false, "standard.yaml.j2", Some(&one), start).unwrap_err().to_string();
     assert!(error.contains(QEMU_COPY), "{error}");

@@ -650,3 +650,17 @@ fn the_cpu_becomes_one_that_tcg_can_emulate() {
         assert_eq!(cpu_model(wanted, accelerator), expected, "{wanted}");
     }
 }
+
+#[test]
+fn a_template_of_the_image_may_have_any_name_and_a_kept_one_has_its_own_built_in_one() {
+    for name in ["mine", "mine.yaml", "My-VM.ftl.yaml", "standard.yaml.j2"] {
+        let text = "{% extends 'builtin/standard.yaml.j2' %}{% block boot %}{% endblock %}";
+        qemu(&config(""), &prepared(), sockets(), &template(name, text)).unwrap();
+    }
+    let mut kept = template("own.yaml.j2", "{% extends 'builtin/qemu/standard.yaml.j2' %}");
+    kept.file.standard = Some(QEMU_STANDARD_OF_A_KEPT_VM.replace("TEXT", built_in(STANDARD).unwrap()));
+    assert!(qemu(&config(""), &prepared(), sockets(), &kept).unwrap().contains(&"of-former-release".to_owned()));
+}
+
+/// A built-in template of another release.
+const QEMU_STANDARD_OF_A_KEPT_VM: &str = "TEXT\n- -name\n- of-former-release\n";

@@ -420,6 +420,12 @@ async fn every_recipe_is_accepted_by_an_api_server() {
   allowedNetworks: [blue], allowedDevices: [example.org/gpu], usb: true}}}}"#;
     let ns = ManagedNamespace::with_templates("recipes", &[]).await;
     ns.manager.change_configuration(configuration);
+    // The files that virtiofs shares.
+    let shared = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "shared-files" },
+        "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "1Gi" } } },
+    });
+    ns.namespace.apply(&shared.to_string());
     for (name, folder) in recipes() {
         ns.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
         // What is nothing without a choice.

@@ -21,12 +21,9 @@ use vm_operator::{
 };
 
 use crate::{
-    declared::{Property, properties, samples, schema_of, set},
+    declared::{Property, properties, samples, set, spec_of, wrong_effect},
     vms::now,
 };
-
-/// Properties whose values change nothing that is decided of a pool, and why.
-const WITHOUT_EFFECT: &[(&str, &str)] = &[];
 
 /// Properties of the template that the definition refuses, because each VM has its own.
 const REFUSED: &[&str] = &[
@@ -265,6 +262,16 @@ fn change(schema: &Value, property: &Property, value: &Value) -> (Value, Value) 
     (without, with)
 }
 
+/// What is [`seen`](Played::seen), but for the power of its VMs: the manager stops no VM that was started to be warm.
+fn without_state(mut seen: Value) -> Value {
+    for vm in seen[0].as_array_mut().unwrap() {
+        if let Some(vm) = vm["spec"]["vm"].as_object_mut() {
+            vm.remove("state");
+        }
+    }
+    seen
+}
+
 /// Makes the change in a pool at rest, and takes it back. Returns whether it has an effect.
 fn try_out(without: &Value, with: &Value) -> Result<bool, String> {
     let mut played = Played { pool: without.clone(), ..Played::new() };
@@ -283,17 +290,7 @@ fn try_out(without: &Value, with: &Value) -> Result<bool, String> {
     played.pool = without.clone();
     played.settle()?;
     let after = played.seen();
-    // The manager stops no VM that was started to be warm.
-    let without_state = |seen: &Value| {
-        let mut seen = seen.clone();
-        for vm in seen[0].as_array_mut().unwrap() {
-            if let Some(vm) = vm["spec"]["vm"].as_object_mut() {
-                vm.remove("state");
-            }
-        }
-        seen
-    };
-    if without_state(&after) != without_state(&before) {
+    if without_state(after.clone()) != without_state(before.clone()) {
         return Err(format!("something of it stays when it is taken back: {after} instead of {before}"));
     }
     Ok(with_it != before)
@@ -313,7 +310,7 @@ fn more(name: &str) -> Vec<Value> {
 
 #[test]
 fn each_property_of_a_pool_has_an_effect_and_can_be_taken_back() {
-    let schema = schema_of("vmpools", "spec");
+    let schema = spec_of("vmpools");
     let (mut values, mut wrong) = (0, Vec::new());
     let all = properties(&schema);
     for property in &all {
@@ -330,11 +327,7 @@ fn each_property_of_a_pool_has_an_effect_and_can_be_taken_back() {
                 Err(error) => wrong.push(format!("{name}: {value}: {error}")),
             }
         }
-        match (has_effect, WITHOUT_EFFECT.iter().any(|(without, _)| *without == name)) {
-            (false, false) => wrong.push(format!("{name}: no value of it has an effect")),
-            (true, true) => wrong.push(format!("{name}: it has an effect, and WITHOUT_EFFECT says that it has none")),
-            _ => {}
-        }
+        wrong.extend(wrong_effect(&name, has_effect, &[]));
     }
     println!("{} properties of pools, {values} values", all.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -343,7 +336,7 @@ fn each_property_of_a_pool_has_an_effect_and_can_be_taken_back() {
 /// One property after the other gets a value. Each time the pool comes to rest, and when all is taken back, it is as it was.
 #[test]
 fn combinations_of_a_pool_come_to_rest_and_can_be_taken_back() {
-    let schema = schema_of("vmpools", "spec");
+    let schema = spec_of("vmpools");
     let mut all = properties(&schema);
     all.retain(|property| beside(&property.name()).is_none());
     let mut base = Played::new();
@@ -367,17 +360,7 @@ fn combinations_of_a_pool_come_to_rest_and_can_be_taken_back() {
         }
         played.pool = manifest();
         played.settle().unwrap_or_else(|error| panic!("{said:#?}\n{error}"));
-        let stops = |played: &Played| {
-            let mut seen = played.seen();
-            seen[0]
-                .as_array_mut()
-                .unwrap()
-                .iter_mut()
-                .filter_map(|vm| vm["spec"]["vm"].as_object_mut())
-                .for_each(|vm| drop(vm.remove("state")));
-            seen
-        };
-        assert_eq!(stops(&played), stops(&base), "{said:#?}\nleaves something");
+        assert_eq!(without_state(played.seen()), without_state(base.seen()), "{said:#?}\nleaves something");
     }
     println!("{SEQUENCES} sequences of a pool, {steps} steps");
     assert!(steps > 5 * SEQUENCES);

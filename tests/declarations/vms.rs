@@ -16,7 +16,7 @@ use vm_operator::{
 };
 
 use crate::{
-    declared::{Property, VM_SPEC, properties, samples, set},
+    declared::{Property, VM_SPEC, properties, samples, set, wrong_effect},
     stored::{self, trimmed},
 };
 
@@ -189,11 +189,7 @@ fn each_property_has_an_effect_and_can_be_taken_back() {
                 Err(error) => wrong.push(format!("{name}: {}: {error}", change.value)),
             }
         }
-        match (has_effect, WITHOUT_EFFECT.iter().any(|(without, _)| without == name)) {
-            (false, false) => wrong.push(format!("{name}: no value of it has an effect")),
-            (true, true) => wrong.push(format!("{name}: it has an effect, and WITHOUT_EFFECT says that it has none")),
-            _ => {}
-        }
+        wrong.extend(wrong_effect(name, has_effect, WITHOUT_EFFECT));
     }
     let is_property = |name: &str| all.iter().any(|property| property[0].name == name);
     for (name, _) in WITHOUT_EFFECT.iter().filter(|(name, _)| !is_property(name)) {

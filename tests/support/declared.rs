@@ -38,14 +38,19 @@ impl Property {
     }
 }
 
-/// The schema of a part (`spec` or `status`) of the resource with this plural.
-pub fn schema_of(plural: &str, part: &str) -> Value {
-    resource_schema(plural)["properties"][part].clone()
+/// The schema of the spec of the resource with this plural.
+pub fn spec_of(plural: &str) -> Value {
+    let (_, crd) = crds().into_iter().find(|(_, crd)| crd["spec"]["names"]["plural"] == plural).unwrap();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-fn resource_schema(plural: &str) -> Value {
-    let (_, crd) = crds().into_iter().find(|(_, crd)| crd["spec"]["names"]["plural"] == plural).unwrap();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+/// What is wrong if a property has an effect or none. `without`: the properties that have none, and why.
+pub fn wrong_effect(name: &str, has_effect: bool, without: &[(&str, &str)]) -> Option<String> {
+    match (has_effect, without.iter().any(|(without, _)| *without == name)) {
+        (false, false) => Some(format!("{name}: no value of it has an effect")),
+        (true, true) => Some(format!("{name}: it has an effect, and WITHOUT_EFFECT says that it has none")),
+        (true, false) | (false, true) => None,
+    }
 }
 
 /// All properties below a schema that have none below them.
@@ -148,4 +153,4 @@ fn first(schema: &Value) -> Value {
 }
 
 /// The schema of the spec of VMs.
-pub static VM_SPEC: LazyLock<Value> = LazyLock::new(|| schema_of("vms", "spec"));
+pub static VM_SPEC: LazyLock<Value> = LazyLock::new(|| spec_of("vms"));

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::runner::Vm;
 
@@ -11,13 +11,18 @@ const SMBIOS: &str = include_str!("../../example/templates/smbios/qemu/standard.
 /// The recipe of SATA disks.
 const SATA: &str = include_str!("../../example/templates/sata-disks/qemu/standard.yaml.j2");
 
+/// A VM with these templates of its set, and these values.
+fn vm(templates: &Value, values: &Value) -> Vm {
+    let vm = Vm::new(json!({}), json!({ "describe-hardware": true }));
+    fs::write(vm.path("config/qemu.yaml"), json!({ "templates": templates, "values": values }).to_string()).unwrap();
+    vm
+}
+
 #[test]
 fn a_guest_finds_what_the_template_of_its_set_gives_it() {
-    let vm = Vm::new(json!({}), json!({ "describe-hardware": true }));
     let templates = json!({ "base": { "qemu/standard.yaml.j2": SMBIOS }, "named": null });
     let values = json!({ "system": { "manufacturer": "Orchard, Inc.", "serial": "A-1" }, "oemStrings": [] });
-    let file = json!({ "templates": templates, "values": values });
-    fs::write(vm.path("config/qemu.yaml"), file.to_string()).unwrap();
+    let vm = vm(&templates, &values);
     let mut runner = vm.start("all");
     runner.console("guest: found system Orchard, Inc., serial=A-1");
     runner.console("guest: up");
@@ -27,11 +32,10 @@ fn a_guest_finds_what_the_template_of_its_set_gives_it() {
 
 #[test]
 fn a_set_over_another_one_extends_its_template() {
-    let vm = Vm::new(json!({}), json!({ "describe-hardware": true }));
     let file = |text: &str| json!({ "qemu/standard.yaml.j2": text });
     let templates = json!({ "base": file(SMBIOS), "named": ["installers", file(SATA)] });
     let values = json!({ "system": { "manufacturer": "Orchard" }, "oemStrings": [] });
-    fs::write(vm.path("config/qemu.yaml"), json!({ "templates": templates, "values": values }).to_string()).unwrap();
+    let vm = vm(&templates, &values);
     let mut runner = vm.start("all");
     // From the base.
     runner.console("guest: found system Orchard, serial=");

@@ -79,8 +79,8 @@ pub struct Configuration {
 /// The file [`paths::QEMU_FILE`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct QemuTemplates {
-    /// The text of the file.
-    pub text: String,
+    /// The digest of its text.
+    pub digest: String,
     /// What it says.
     pub file: QemuFile,
 }
@@ -90,14 +90,9 @@ impl QemuTemplates {
     ///
     /// # Errors
     /// If it is not such a file.
-    pub fn parse(path: &Path, text: String) -> Result<Self, Error> {
-        let file = crate::yaml::from_str(&text).map_err(|error| content(path, &error))?;
-        Ok(Self { text, file })
-    }
-
-    /// The digest of the file.
-    pub fn digest(&self) -> String {
-        ConfigFile::digest(&self.text)
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Error> {
+        let file = crate::yaml::from_str(text).map_err(|error| content(path, &error))?;
+        Ok(Self { digest: ConfigFile::digest(text), file })
     }
 }
 
@@ -106,7 +101,7 @@ impl QemuTemplates {
 /// # Errors
 /// If `config.yaml` is missing or wrong, or one of the files cannot be read.
 pub fn read(dir: &Path) -> Result<Configuration, Error> {
-    let path = dir.join("config.yaml");
+    let path = dir.join(paths::CONFIG_FILE);
     let text = fs::read_to_string(&path).map_err(FileAccessError::with("read", &path))?;
     let config = parse(&path, &text)?;
     let secret = read_optional_text(&dir.join(paths::PASSWORD_FILE))?
@@ -122,8 +117,8 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
     let projected = projected_cloud_init(dir)?;
     let cloud_init = CloudInitFiles::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
     let path = dir.join(paths::QEMU_FILE);
-    let qemu = read_optional(&path)?.map(|text| String::from_utf8_lossy(&text).into_owned());
-    let qemu = qemu.map(|text| QemuTemplates::parse(&path, text)).transpose()?;
+    let qemu =
+        read_optional(&path)?.map(|text| QemuTemplates::parse(&path, &String::from_utf8_lossy(&text))).transpose()?;
     Ok(Configuration { config, digest: ConfigFile::digest(&text), password, cloud_init, qemu })
 }
 

@@ -247,7 +247,7 @@ fn template_of_set(
     let data = Path::new(&config.data_dir);
     let copy = data.join(QEMU_COPY);
     let kept = if config.update_template { None } else { read_text(&copy)? };
-    let kept = kept.map(|text| QemuTemplates::parse(&copy, text)).transpose()?;
+    let kept = kept.map(|text| QemuTemplates::parse(&copy, &text)).transpose()?;
     let named = |found: &QemuTemplates| Some((template_of(config, &found.file.templates)?, found.file.clone()));
     if let Some((name, file)) = kept.as_ref().and_then(named) {
         return Ok(Some(Template { name, file }));

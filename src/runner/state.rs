@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::{
     cloud_init::CloudInitFiles,
-    config::{Configuration, Password, QemuTemplates},
+    config::{Configuration, Password},
     files::{FileAccessError, read_untrusted, write_atomically},
     runtime_dir::RuntimeDir,
 };
@@ -170,7 +170,7 @@ impl From<&Configuration> for StartedWith {
             reboot_counter: config.reboot_counter,
             template: config.template.clone(),
             // A VM that keeps its template does not notice another one.
-            qemu: qemu.as_ref().filter(|_| config.update_template).map(QemuTemplates::digest),
+            qemu: qemu.as_ref().filter(|_| config.update_template).map(|qemu| qemu.digest.clone()),
             cloud_init: cloud_init.as_ref().map(CloudInitFiles::digest),
             display_password: password.is_some(),
             longest_powerdown: Some(config.vm.powerdown_timeout),

@@ -330,7 +330,7 @@ fn the_template_of_the_set_comes_before_that_of_the_image_and_can_be_kept() {
     };
     let of_set = |text: &str| {
         let file = format!("templates: {{base: {{qemu/standard.yaml.j2: {text}}}, named: null}}\nvalues: {{a: 1}}\n");
-        QemuTemplates::parse(Path::new("qemu.yaml"), file).unwrap()
+        QemuTemplates::parse(Path::new("qemu.yaml"), &file).unwrap()
     };
     let text = |update, name, of_set: Option<&QemuTemplates>, purpose| {
         let template = super::template(&config(update, name), of_set, image.path(), purpose)?;

@@ -31,7 +31,7 @@ use crate::{
     runner_config::{
         ConfigFile, RunnerConfig, VmSection,
         at_start::{self, AtOnce, differences},
-        paths::QEMU_FILE,
+        paths::{CONFIG_FILE, QEMU_FILE},
     },
 };
 
@@ -325,18 +325,21 @@ impl Finder<'_> {
 
     /// Takes the runner's configuration out of what changes. Returns the fields of it that change at once, and notes the others.
     fn note_runner_config(&mut self, key: &ObjectKey, differences: &mut Vec<Difference>) -> Vec<FieldChange> {
-        let place = [Step::Field("data".into()), Step::Field("config.yaml".into())];
-        let of_vm = key.kind == "ConfigMap" && key.name == self.input.vm.name_any();
-        let of_qemu = [Step::Field("data".into()), Step::Field(QEMU_FILE.into())];
-        if let Some(at) = differences.iter().position(|it| it.place == of_qemu).filter(|_| of_vm) {
+        if key.kind != "ConfigMap" || key.name != self.input.vm.name_any() {
+            return Vec::new();
+        }
+        let find = |differences: &[Difference], file: &str| {
+            let place = [Step::Field("data".into()), Step::Field(file.into())];
+            differences.iter().position(|difference| difference.place == place)
+        };
+        if let Some(at) = find(differences, QEMU_FILE) {
             differences.remove(at);
             // A VM that keeps its template does not notice another one.
             if self.input.vm.spec.runner_template.update {
                 self.waits(at_start::qemu_file());
             }
         }
-        let at = differences.iter().position(|difference| difference.place == place).filter(|_| of_vm);
-        let Some(at) = at else { return Vec::new() };
+        let Some(at) = find(differences, CONFIG_FILE) else { return Vec::new() };
         let text =
             |value: &Option<Value>| Some(crate::yaml::from_str::<ConfigFile>(value.as_ref()?.as_str()?).ok()?.runner);
         let texts = text(&differences[at].current).zip(text(&differences[at].wanted));

@@ -17,7 +17,7 @@ use crate::{
     object::Rendered,
     observed::Object,
     power::{WantedPower, is_restart_wanted},
-    runner_config::ConfigFile,
+    runner_config::{ConfigFile, paths::CONFIG_FILE},
 };
 
 /// The generation that the guest has, by the table above; and the one that manager and runner have taken, if that is another one: nothing is left
@@ -56,5 +56,5 @@ fn is_missing_something(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
 
 /// The runner's configuration in an object.
 fn configuration(object: &Rendered) -> Option<&str> {
-    object.value["data"]["config.yaml"].as_str().filter(|_| object.key.kind == "ConfigMap")
+    object.value["data"][CONFIG_FILE].as_str().filter(|_| object.key.kind == "ConfigMap")
 }

@@ -1,6 +1,9 @@
 //! Names in templates that lead nowhere.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use serde_json::Value;
 
@@ -20,7 +23,8 @@ const OF_BLOCKS: [&str; 2] = ["self", "super"];
 
 /// Checks the set's own templates: the built-in ones have tests.
 pub(super) fn check(set: &TemplateSet) -> Vec<Finding> {
-    let (of_objects, of_qemu) = (schema::context(None), schema::qemu());
+    let of_objects = schema::context(None);
+    let of_qemu = LazyCell::new(schema::qemu);
     let used = used_templates(set);
     let mut findings = Vec::new();
     for (name, place) in set.all().filter(|(_, place)| !place.starts_with("builtin/")) {

@@ -135,11 +135,12 @@ fn render_valid(
     let context = context_of(vm, observed, config, random, templates)?;
     let claims: Vec<String> = context.claims().map(str::to_owned).collect();
     let qemu = context.qemu_file();
-    qemu.map_or(Ok(()), |(runner, file)| qemu::check(runner, file, templates))?;
-    let has_qemu_templates = qemu.is_some();
-    let context = context.value();
-    let mut documents = documents(templates, &context)?;
-    for patch in templates.patches(&context)? {
+    if let Some((runner, file)) = qemu {
+        qemu::check(runner, file, templates)?;
+    }
+    let value = context.value();
+    let mut documents = documents(templates, &value)?;
+    for patch in templates.patches(&value)? {
         patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
     }
     let runner = pod::runner_name(documents.iter().map(|document| &document.value), vm);
@@ -153,7 +154,9 @@ fn render_valid(
         objects.push(object);
     }
     guest::check(&objects, templates)?;
-    qemu::check_is_handed_over(has_qemu_templates, &objects)?;
+    if qemu.is_some() {
+        qemu::check_is_handed_over(&objects)?;
+    }
     mounts::check(stored, observed, claims.iter().map(String::as_str), &objects)?;
     Ok(objects)
 }

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::files::{FileAccessError, create_directory};
 use crate::{
     process::follow::{Changes, DirectoryWatch, Follower, is_exhausted},
-    render::command_line::Sockets,
+    render::command_line::{Sockets, sockets},
 };
 
 /// The longest path of the directory in bytes. The address of a Unix socket has 108 bytes (`sun_path`, see unix(7)), and the
@@ -80,42 +80,32 @@ impl RuntimeDir {
 
     /// The sockets of QEMU's command line.
     pub fn sockets(&self) -> Sockets {
-        let text = |path: PathBuf| path.display().to_string();
-        Sockets {
-            monitor: text(self.monitor()),
-            agent: text(self.agent_monitor()),
-            serial: text(self.serial()),
-            guest_agent: text(self.guest_agent()),
-            vmop_agent: text(self.vmop_agent()),
-            tpm: Some(text(self.tpm())),
-            spice: text(self.spice()),
-            vnc: text(self.vnc()),
-        }
+        Sockets::in_folder(&self.0.display().to_string())
     }
 
     /// The socket of QEMU's monitor for the machine role.
     pub fn monitor(&self) -> PathBuf {
-        self.0.join("monitor.sock")
+        self.0.join(sockets::MONITOR)
     }
 
     /// The socket of QEMU's monitor for the agent role.
     pub fn agent_monitor(&self) -> PathBuf {
-        self.0.join("agent.sock")
+        self.0.join(sockets::AGENT)
     }
 
     /// The socket of the port of QEMU's guest agent.
     pub fn guest_agent(&self) -> PathBuf {
-        self.0.join("guest-agent.sock")
+        self.0.join(sockets::GUEST_AGENT)
     }
 
     /// The socket of the port of the login agent.
     pub fn vmop_agent(&self) -> PathBuf {
-        self.0.join("vmop-agent.sock")
+        self.0.join(sockets::VMOP_AGENT)
     }
 
     /// QEMU's socket of the serial console. The machine role is its only client.
     pub fn serial(&self) -> PathBuf {
-        self.0.join("serial.sock")
+        self.0.join(sockets::SERIAL)
     }
 
     /// The machine role's socket of the serial console, for any number of clients.
@@ -125,12 +115,12 @@ impl RuntimeDir {
 
     /// QEMU's socket of the display as SPICE, if it has no port.
     pub fn spice(&self) -> PathBuf {
-        self.0.join("spice.sock")
+        self.0.join(sockets::SPICE)
     }
 
     /// QEMU's socket of the display as VNC, beside the display's own protocol. It has no password: only programs in the Pod reach it.
     pub fn vnc(&self) -> PathBuf {
-        self.0.join("vnc.sock")
+        self.0.join(sockets::VNC)
     }
 
     /// The machine role's socket for the command `vm-runner end`.
@@ -145,7 +135,7 @@ impl RuntimeDir {
 
     /// The socket of the TPM emulator.
     pub fn tpm(&self) -> PathBuf {
-        self.0.join("swtpm.sock")
+        self.0.join(sockets::TPM)
     }
 
     /// The socket of passt, which connects a network of type `pod`.

@@ -303,6 +303,43 @@ pub struct Sockets {
     pub vnc: String,
 }
 
+/// What QEMU's sockets are called in the runner's folder.
+pub mod sockets {
+    /// Of the monitor of the machine role.
+    pub const MONITOR: &str = "monitor.sock";
+    /// Of the monitor of the agent role.
+    pub const AGENT: &str = "agent.sock";
+    /// Of the serial console.
+    pub const SERIAL: &str = "serial.sock";
+    /// Of the port of QEMU's guest agent.
+    pub const GUEST_AGENT: &str = "guest-agent.sock";
+    /// Of the port of the login agent.
+    pub const VMOP_AGENT: &str = "vmop-agent.sock";
+    /// Of the TPM emulator.
+    pub const TPM: &str = "swtpm.sock";
+    /// Of the display as SPICE.
+    pub const SPICE: &str = "spice.sock";
+    /// Of the display as VNC.
+    pub const VNC: &str = "vnc.sock";
+}
+
+impl Sockets {
+    /// Those in a folder.
+    pub fn in_folder(folder: &str) -> Self {
+        let path = |name: &str| format!("{folder}/{name}");
+        Self {
+            monitor: path(sockets::MONITOR),
+            agent: path(sockets::AGENT),
+            serial: path(sockets::SERIAL),
+            guest_agent: path(sockets::GUEST_AGENT),
+            vmop_agent: path(sockets::VMOP_AGENT),
+            tpm: Some(path(sockets::TPM)),
+            spice: path(sockets::SPICE),
+            vnc: path(sockets::VNC),
+        }
+    }
+}
+
 /// The name of a VM's QEMU template.
 pub fn template_name(config: &RunnerConfig) -> &str {
     match config.template.as_deref() {
@@ -332,11 +369,10 @@ pub fn qemu(
     sockets: Sockets,
     Template { name, file }: &Template,
 ) -> Result<Vec<String>, Error> {
-    let QemuFile { templates, values, config: managers, standard } = file;
-    let builtin = BUILTIN_OF_QEMU.map(|(name, text)| (name, standard.as_deref().unwrap_or(text)));
-    let compiled = jinja::on_large_stack(|| TemplateSet::over(&builtin, &[], templates.clone()));
+    let builtin = BUILTIN_OF_QEMU.map(|(name, text)| (name, file.standard.as_deref().unwrap_or(text)));
+    let compiled = jinja::on_large_stack(|| TemplateSet::over(&builtin, &[], file.templates.clone()));
     let set = compiled.map_err(|error| TemplateError::refused(name, error.to_string()))??;
-    arguments_of(&set, name, &context(config, prepared, sockets, values, managers)?, prepared.hardware)
+    arguments_of(&set, name, &context(config, prepared, sockets, file)?, prepared.hardware)
 }
 
 /// What a template makes of the context, with what no template has.
@@ -359,8 +395,7 @@ fn context<'a>(
     config: &'a RunnerConfig,
     prepared: &'a Prepared,
     sockets: Sockets,
-    values: &'a Value,
-    managers: &'a Value,
+    file: &'a QemuFile,
 ) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let hardware = prepared.hardware;
@@ -394,8 +429,8 @@ fn context<'a>(
         networks,
         display: display_context(&vm.display, prepared.display_password, &sockets),
         sockets: Sockets { tpm: sockets.tpm.filter(|_| vm.use_tpm), ..sockets },
-        values,
-        config: managers,
+        values: &file.values,
+        config: &file.config,
         env: &prepared.environment,
     })
 }

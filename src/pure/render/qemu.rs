@@ -77,10 +77,10 @@ impl CommandLine {
         set: &TemplateSet,
         template: String,
         config: &RunnerConfig,
-        QemuFile { templates: _, values, config: managers, standard: _ }: &QemuFile,
+        file: &QemuFile,
     ) -> Result<Self, TemplateError> {
         let set = as_the_runner_has_it(set);
-        let arguments = command_line::sampled(set, &template, config, values, managers, Sample::WithAll);
+        let arguments = command_line::sampled(set, &template, config, file, Sample::WithAll);
         let arguments = arguments.map_err(|error| match error {
             command_line::Error::Template(error) => error,
             command_line::Error::Unsupported(message) => TemplateError::refused("(spec)", message),
@@ -127,13 +127,9 @@ fn without(options: &[String], others: &[String]) -> Vec<String> {
 ///
 /// # Errors
 /// What the runner would refuse.
-pub(super) fn check(
-    config: &RunnerConfig,
-    QemuFile { templates: layers, values, config: managers, standard: _ }: &QemuFile,
-    templates: &TemplateSet,
-) -> Result<(), TemplateError> {
-    match template_of(config, layers) {
-        Some(name) => command_line::check(as_the_runner_has_it(templates), &name, config, values, managers),
+pub(super) fn check(config: &RunnerConfig, file: &QemuFile, set: &TemplateSet) -> Result<(), TemplateError> {
+    match template_of(config, &file.templates) {
+        Some(name) => command_line::check(as_the_runner_has_it(set), &name, config, file),
         None => Ok(()),
     }
 }
@@ -143,13 +139,12 @@ fn as_the_runner_has_it(set: &TemplateSet) -> &TemplateSet {
     set.qemu().map_or(set, |of_qemu| &of_qemu.set)
 }
 
-/// Checks that an object has the QEMU templates, if the set has some: else the guest would start without them.
+/// Checks that an object of a VM whose set has QEMU templates hands them over: else the guest would start without them.
 ///
 /// # Errors
 /// If none has.
-pub(super) fn check_is_handed_over(has_templates: bool, objects: &[Rendered]) -> Result<(), TemplateError> {
-    let has_file = |object: &Rendered| object.value["data"][QEMU_FILE].is_string();
-    if !has_templates || objects.iter().any(has_file) {
+pub(super) fn check_is_handed_over(objects: &[Rendered]) -> Result<(), TemplateError> {
+    if objects.iter().any(|object| object.value["data"][QEMU_FILE].is_string()) {
         return Ok(());
     }
     Err(TemplateError::refused(

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    Environment, Error, Firmware, Hardware, Medium, PodLink, Prepared, Sockets, arguments_of, context, has_pod_network,
+    Environment, Error, Firmware, Hardware, Medium, PodLink, Prepared, QemuFile, Sockets, arguments_of, context,
+    has_pod_network,
 };
 use crate::{
     api,
@@ -24,15 +25,9 @@ pub enum Sample {
 ///
 /// # Errors
 /// What the runner would refuse at the VM's start, whatever its node has.
-pub fn check(
-    set: &TemplateSet,
-    name: &str,
-    config: &RunnerConfig,
-    values: &Value,
-    managers: &Value,
-) -> Result<(), TemplateError> {
+pub fn check(set: &TemplateSet, name: &str, config: &RunnerConfig, file: &QemuFile) -> Result<(), TemplateError> {
     for sample in [Sample::WithAll, Sample::WithLittle] {
-        match sampled(set, name, config, values, managers, sample) {
+        match sampled(set, name, config, file, sample) {
             Err(Error::Template(error)) => return Err(error),
             // No template helps what the runner does not support in the VM.
             Ok(_) | Err(Error::Unsupported(_)) => {}
@@ -49,12 +44,16 @@ pub fn sampled(
     set: &TemplateSet,
     name: &str,
     config: &RunnerConfig,
-    values: &Value,
-    managers: &Value,
+    file: &QemuFile,
     sample: Sample,
 ) -> Result<Vec<String>, Error> {
     let prepared = prepared(config, sample);
-    arguments_of(set, name, &context(config, &prepared, sockets(), values, managers)?, prepared.hardware)
+    arguments_of(
+        set,
+        name,
+        &context(config, &prepared, Sockets::in_folder(paths::RUNTIME_DIR), file)?,
+        prepared.hardware,
+    )
 }
 
 /// The context of a VM that has all kinds of devices, for who wants to know the names in it. What a VM may leave out is `null` or absent.
@@ -62,7 +61,8 @@ pub fn sample_context() -> Value {
     let config = RunnerConfig::parse(SAMPLE).ok();
     let context = config.as_ref().and_then(|config| {
         let prepared = prepared(config, Sample::WithAll);
-        let context = context(config, &prepared, sockets(), &Value::Null, &Value::Null).ok()?;
+        let file = QemuFile::default();
+        let context = context(config, &prepared, Sockets::in_folder(paths::RUNTIME_DIR), &file).ok()?;
         serde_json::to_value(&context).ok()
     });
     context.unwrap_or_default()
@@ -126,19 +126,5 @@ fn prepared(config: &RunnerConfig, sample: Sample) -> Prepared {
         rtc_base: None,
         // A template may refuse to start a guest without its device.
         environment: Environment::Each("0000:01:00.0"),
-    }
-}
-
-fn sockets() -> Sockets {
-    let socket = |name: &str| format!("{}/{name}.sock", paths::RUNTIME_DIR);
-    Sockets {
-        monitor: socket("monitor"),
-        agent: socket("agent"),
-        serial: socket("serial"),
-        guest_agent: socket("guest-agent"),
-        vmop_agent: socket("vmop-agent"),
-        tpm: Some(socket("swtpm")),
-        spice: socket("spice"),
-        vnc: socket("vnc"),
     }
 }

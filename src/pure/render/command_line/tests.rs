@@ -4,21 +4,7 @@ use super::*;
 
 /// The sockets in the command lines.
 fn sockets() -> Sockets {
-    sockets_in("RUN")
-}
-
-fn sockets_in(folder: &str) -> Sockets {
-    let socket = |name: &str| format!("{folder}/{name}.sock");
-    Sockets {
-        monitor: socket("monitor"),
-        agent: socket("agent"),
-        serial: socket("serial"),
-        guest_agent: socket("guest-agent"),
-        vmop_agent: socket("vmop-agent"),
-        tpm: Some(socket("swtpm")),
-        spice: socket("spice"),
-        vnc: socket("vnc"),
-    }
+    Sockets::in_folder("RUN")
 }
 
 fn prepared() -> Prepared {

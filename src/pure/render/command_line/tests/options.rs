@@ -195,5 +195,5 @@ fn no_path_on_the_node_adds_an_option() {
     for text in HOSTILE {
         assert_eq!(options_of(&plain, text, sockets()).unwrap(), expected, "{text:?}");
     }
-    assert_eq!(options_of(&plain, "/x", sockets_in("/run/a,b=c")).unwrap(), expected);
+    assert_eq!(options_of(&plain, "/x", Sockets::in_folder("/run/a,b=c")).unwrap(), expected);
 }

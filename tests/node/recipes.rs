@@ -24,6 +24,7 @@ fn install_set_with(namespace: &TestNamespace, set: &str, recipes: &[&str], own:
             } else {
                 before + &text
             };
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(&file, text).unwrap();
         }
     }

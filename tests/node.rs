@@ -40,7 +40,7 @@ use support::{
     requests::Request,
 };
 use vm_operator::{
-    api::{PowerState, VirtualMachine, conditions},
+    api::{PowerState, Subject, VirtualMachine, conditions},
     config::{Config, ReconcilerConfig},
     files,
     object::CONFIG_IN_FORCE_MAP,

@@ -80,6 +80,10 @@ pub struct RunnerConfig {
     /// false: the VM keeps the QEMU template of its first start, as a copy in the data directory. Default: true.
     #[serde(default = "yes")]
     pub update_template: bool,
+    /// The digest of the QEMU templates of the VM's set, which are in [`paths::QEMU_FILE`]: with them this file changes, so that whoever
+    /// reads it again reads them again. Default: none, the set has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qemu_templates: Option<String>,
     /// The VM's namespace. Without a cluster it is only a name for the log.
     pub namespace: String,
     /// The UID of the VirtualMachine. If it changes while the VM runs, the runner reports the whole status again, because the

@@ -347,7 +347,8 @@ pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration)
         let text = |text: &Option<String>| text.clone().map(Value::String);
         pending.push(at_start::template(text(&started.template), text(&desired.template)));
     }
-    if started.qemu != desired.qemu {
+    // A VM that keeps its template does not notice another one.
+    if configuration.config.update_template && started.qemu != desired.qemu {
         pending.push(at_start::qemu_file());
     }
     if started.cloud_init != desired.cloud_init {

@@ -73,27 +73,7 @@ pub struct Configuration {
     /// The cloud-init data. `None`: the guest gets no cloud-init disk.
     pub cloud_init: Option<CloudInitFiles>,
     /// The QEMU templates of the VM's set, if it has some.
-    pub qemu: Option<QemuTemplates>,
-}
-
-/// The file [`paths::QEMU_FILE`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct QemuTemplates {
-    /// The digest of its text.
-    pub digest: String,
-    /// What it says.
-    pub file: QemuFile,
-}
-
-impl QemuTemplates {
-    /// Reads the text of the file at `path`.
-    ///
-    /// # Errors
-    /// If it is not such a file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, Error> {
-        let file = crate::yaml::from_str(text).map_err(|error| content(path, &error))?;
-        Ok(Self { digest: ConfigFile::digest(text), file })
-    }
+    pub qemu: Option<QemuFile>,
 }
 
 /// Reads the configuration from a directory with the layout of [`paths::CONFIG_DIR`]. All files but `config.yaml` are optional.
@@ -117,8 +97,7 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
     let projected = projected_cloud_init(dir)?;
     let cloud_init = CloudInitFiles::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
     let path = dir.join(paths::QEMU_FILE);
-    let qemu =
-        read_optional(&path)?.map(|text| QemuTemplates::parse(&path, &String::from_utf8_lossy(&text))).transpose()?;
+    let qemu = read_optional(&path)?.map(|text| qemu_file(&path, &String::from_utf8_lossy(&text))).transpose()?;
     Ok(Configuration { config, digest: ConfigFile::digest(&text), password, cloud_init, qemu })
 }
 
@@ -133,6 +112,14 @@ pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
         Some(what) => Err(Error::Contradiction { path: path.to_owned(), what }),
         None => Ok(config),
     }
+}
+
+/// Parses the text of the file at `path` with QEMU templates.
+///
+/// # Errors
+/// If it is not such a file.
+pub fn qemu_file(path: &Path, text: &str) -> Result<QemuFile, Error> {
+    crate::yaml::from_str(text).map_err(|error| content(path, &error))
 }
 
 /// The error of a file that is not YAML, or not what it should be.

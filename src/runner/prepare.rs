@@ -22,7 +22,7 @@ use tracing::{info, warn};
 use super::{
     cd, clock_zone,
     cloud_init::CloudInitFiles,
-    config::{self, Configuration, QemuTemplates},
+    config::{self, Configuration},
     files::{FileAccessError, Purpose, random_uuid, read_optional, read_optional_text},
     runtime_dir::RuntimeDir,
 };
@@ -211,7 +211,7 @@ pub async fn prepare(
 /// If there is no template of that name, or it cannot be read or copied.
 pub fn template(
     config: &RunnerConfig,
-    of_set: Option<&QemuTemplates>,
+    of_set: Option<&QemuFile>,
     directory: &Path,
     purpose: Purpose,
 ) -> Result<Template, Error> {
@@ -241,14 +241,14 @@ pub fn template(
 /// The QEMU template of the VM's set, or the copy of the set's templates, if the configuration has `updateTemplate: false` and there is one.
 fn template_of_set(
     config: &RunnerConfig,
-    of_set: Option<&QemuTemplates>,
+    of_set: Option<&QemuFile>,
     purpose: Purpose,
 ) -> Result<Option<Template>, Error> {
     let data = Path::new(&config.data_dir);
     let copy = data.join(QEMU_COPY);
     let kept = if config.update_template { None } else { read_text(&copy)? };
-    let kept = kept.map(|text| QemuTemplates::parse(&copy, &text)).transpose()?;
-    let named = |found: &QemuTemplates| Some((template_of(config, &found.file.templates)?, found.file.clone()));
+    let kept = kept.map(|text| config::qemu_file(&copy, &text)).transpose()?;
+    let named = |file: &QemuFile| Some((template_of(config, &file.templates)?, file.clone()));
     if let Some((name, file)) = kept.as_ref().and_then(named) {
         return Ok(Some(Template { name, file }));
     }

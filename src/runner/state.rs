@@ -147,7 +147,7 @@ pub struct StartedWith {
     /// The name of the QEMU template, if the configuration has one.
     #[serde(default)]
     pub template: Option<String>,
-    /// The digest of the QEMU templates of the VM's set, if it has some.
+    /// The digest of the QEMU templates of the VM's set, if it has some and the VM follows them.
     #[serde(default)]
     pub qemu: Option<String>,
     /// The digest of the cloud-init data, if there is any.
@@ -163,14 +163,14 @@ pub struct StartedWith {
 }
 
 impl From<&Configuration> for StartedWith {
-    fn from(Configuration { config, digest: _, cloud_init, password, qemu }: &Configuration) -> Self {
+    fn from(Configuration { config, digest: _, cloud_init, password, qemu: _ }: &Configuration) -> Self {
         Self {
             vm: config.vm.clone(),
             reset_counter: config.reset_counter,
             reboot_counter: config.reboot_counter,
             template: config.template.clone(),
-            // A VM that keeps its template does not notice another one.
-            qemu: qemu.as_ref().filter(|_| config.update_template).map(|qemu| qemu.digest.clone()),
+            // That of a VM that keeps its template is in its data directory.
+            qemu: config.qemu_templates.clone().filter(|_| config.update_template),
             cloud_init: cloud_init.as_ref().map(CloudInitFiles::digest),
             display_password: password.is_some(),
             longest_powerdown: Some(config.vm.powerdown_timeout),

@@ -87,7 +87,7 @@ async fn recipes_run_on_a_node() {
     let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
     cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
     let devices = serde_json::json!({ "example.org/gpu": "1" });
-    let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer"];
+    let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer", "smbios"];
     let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
     // What an administrator sets, and what the VM.
     let (none, nothing) = (serde_json::json!({}), serde_json::json!({}));
@@ -119,6 +119,9 @@ async fn recipes_run_on_a_node() {
         assert_eq!(gpus.trim(), if set == "gpu-and-usb" { "1" } else { "" });
         for object in makes {
             namespace.kubectl(&["get", object]);
+        }
+        if set == "several" {
+            another_command_line_is_said(&namespace, &vms).await;
         }
         // It goes with all that it had, and its guest is asked.
         namespace.kubectl(&[
@@ -158,6 +161,23 @@ async fn recipes_run_on_a_node() {
         }
         namespace.kubectl(&["delete", "vm", name]);
     }
+}
+
+/// A value that only a QEMU template uses changes no object of the running guest but the file that its next start reads.
+async fn another_command_line_is_said(namespace: &TestNamespace, vms: &Api<VirtualMachine>) {
+    let patch = r#"{"spec":{"templateValues":{"system":{"manufacturer":"Orchard"}}}}"#;
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", patch]);
+    let generation = vms.get("demo").await.unwrap().metadata.generation;
+    let status = eventually("the runner to have read the values", LIMIT, async || {
+        let status = vms.get("demo").await.unwrap().status?;
+        // From the beginning nothing says that the guest has them.
+        assert_ne!(status.guest_generation, generation);
+        (!status.pending_changes.is_empty()).then_some(status)
+    })
+    .await;
+    let paths: Vec<_> = status.pending_changes.iter().map(|change| change.path.as_str()).collect();
+    assert_eq!(paths, ["qemu.yaml"]);
+    assert_eq!(status.pending_changes[0].subject, Some(Subject::QemuTemplate));
 }
 
 /// `kubectl vm create`, from an image to a guest that is up, and what changes and describes it.

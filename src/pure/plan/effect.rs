@@ -332,12 +332,9 @@ impl Finder<'_> {
             let place = [Step::Field("data".into()), Step::Field(file.into())];
             differences.iter().position(|difference| difference.place == place)
         };
+        // What it means is said by its digest in the configuration.
         if let Some(at) = find(differences, QEMU_FILE) {
             differences.remove(at);
-            // A VM that keeps its template does not notice another one.
-            if self.input.vm.spec.runner_template.update {
-                self.waits(at_start::qemu_file());
-            }
         }
         let Some(at) = find(differences, CONFIG_FILE) else { return Vec::new() };
         let text =
@@ -388,6 +385,8 @@ fn of_runner(old: &RunnerConfig, new: &RunnerConfig) -> RunnerChanges {
         match name.as_str() {
             "vm" => {}
             "template" => changes.at_start.push(at_start::template(current, wanted)),
+            // A VM that keeps its template does not notice another one.
+            "qemuTemplates" => changes.at_start.extend(new.update_template.then(at_start::qemu_file)),
             "cloudInit" => changes.at_start.push(at_start::cloud_init()),
             _ => changes.live.push(FieldChange { path: format!("config.yaml/{name}"), current, wanted }),
         }

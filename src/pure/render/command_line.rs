@@ -131,6 +131,13 @@ pub struct QemuFile {
     pub standard: Option<String>,
 }
 
+impl QemuFile {
+    /// By what two files can be compared.
+    pub fn digest(&self) -> String {
+        digest(serde_json::json!(self).to_string(), 16)
+    }
+}
+
 /// A QEMU template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {

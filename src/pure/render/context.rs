@@ -190,8 +190,17 @@ pub(super) fn build(
     let mut cloud_init = files.transpose()?;
     let image = RunnerImage::of(vm, config);
     let reader = Reader::of(observed, &config.allowed.legacy_runner_images, image.legacy);
+    let managers = json!({
+        "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
+        "nodeDevices": config.node_devices,
+        "passt": config.passt,
+    });
+    let qemu = qemu.filter(|_| !image.legacy).map(|templates| qemu::file(templates, &values, &managers));
     let with = |section| ConfigFile {
-        runner: runner_config(vm, disks::drives(vm, &disks), section, config.cd_folders.clone()),
+        runner: RunnerConfig {
+            qemu_templates: qemu.as_ref().map(QemuFile::digest),
+            ..runner_config(vm, disks::drives(vm, &disks), section, config.cd_folders.clone())
+        },
     };
     if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
         files.runner_config = Some(legacy::configuration(&with(section.clone()))?);
@@ -210,11 +219,6 @@ pub(super) fn build(
         spec["loggingProperties"] = json!(config.logging_properties);
     }
     let image_repository_claim = image_repository_claim(config, &image, &disks);
-    let managers = json!({
-        "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
-        "nodeDevices": config.node_devices,
-        "passt": config.passt,
-    });
     let resources = resources(&vm.spec, config, &image)?;
     Ok(Context {
         vm: Vm::of(vm),
@@ -235,7 +239,7 @@ pub(super) fn build(
         }),
         labels: labels(&name),
         pod_labels: pod_labels(vm, config),
-        qemu: qemu.filter(|_| !image.legacy).map(|templates| qemu::file(templates, &values, &managers)),
+        qemu,
         values,
         config: managers,
         service_account: if image.legacy { LEGACY_SERVICE_ACCOUNT } else { SERVICE_ACCOUNT },

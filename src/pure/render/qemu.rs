@@ -182,13 +182,17 @@ mod tests {
 
     #[test]
     fn the_runner_gets_the_templates_and_only_the_values_that_they_use() {
-        assert_eq!(handed_over(&rendered(&[]).unwrap()), None, "a set without them changes nothing");
+        let objects = rendered(&[]).unwrap();
+        assert_eq!(handed_over(&objects), None, "a set without them changes nothing");
+        assert_eq!(files(&objects).unwrap().0.qemu_templates, None);
         let serial = format!(
             "{EXTENDS}{{% block extra_devices %}}\n- -smbios\n- {{{{ \"type=3,asset=\" ~ (values.rack | opt) }}}}\n{{% endblock %}}"
         );
         let file = handed_over(&rendered(&[("qemu/standard.yaml.j2", &serial)]).unwrap()).unwrap();
         assert_eq!(file.values, json!({ "rack": "a,b" }));
         assert_eq!(file.templates.base.keys().collect::<Vec<_>>(), ["qemu/standard.yaml.j2"]);
+        let (config, file) = files(&rendered(&[("qemu/standard.yaml.j2", &serial)]).unwrap()).unwrap();
+        assert_eq!(config.qemu_templates, Some(file.digest()), "the runner's configuration changes with the file");
         let whole =
             format!("{EXTENDS}{{% block boot %}}\n- -boot\n- menu=off\n# {{{{ values | length }}}}\n{{% endblock %}}");
         let file = handed_over(&rendered(&[("qemu/standard.yaml.j2", &whole)]).unwrap()).unwrap();

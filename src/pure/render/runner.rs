@@ -28,6 +28,7 @@ pub fn runner_config(
         runtime_dir: paths::RUNTIME_DIR.into(),
         template: vm.spec.runner_template.source.clone(),
         update_template: vm.spec.runner_template.update,
+        qemu_templates: None,
         namespace: vm.namespace().unwrap_or_default(),
         resource_uid: vm.uid(),
         guest_shutdown_stops: vm.spec.guest_shutdown_stops,

@@ -216,6 +216,7 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         let mut config = json!({
             "namespace": "orchard",
             "template": "standard",
+            "qemuTemplates": "a-digest",
             "cloudInit": { "userData": { "packages": ["vim"] } },
             "vm": {
                 "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
@@ -266,6 +267,12 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
     assert_eq!(paths(|config| config["vm"]["watchdog"] = json!({ "action": "reset" })), "vm.watchdog");
     assert_eq!(paths(|config| config["vm"]["onPanic"] = json!("stop")), "vm.onPanic");
     assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
+    assert_eq!(paths(|config| config["qemuTemplates"] = json!("another")), "qemu.yaml");
+    let keeps = |config: &mut Value| {
+        config["qemuTemplates"] = json!("another");
+        config["updateTemplate"] = json!(false);
+    };
+    assert_eq!(paths(keeps), "");
     assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");
     let live = |config: &mut Value| {
         let vm = &mut config["vm"];

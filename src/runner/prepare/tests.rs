@@ -330,9 +330,9 @@ fn the_template_of_the_set_comes_before_that_of_the_image_and_can_be_kept() {
     };
     let of_set = |text: &str| {
         let file = format!("templates: {{base: {{qemu/standard.yaml.j2: {text}}}, named: null}}\nvalues: {{a: 1}}\n");
-        QemuTemplates::parse(Path::new("qemu.yaml"), &file).unwrap()
+        config::qemu_file(Path::new("qemu.yaml"), &file).unwrap()
     };
-    let text = |update, name, of_set: Option<&QemuTemplates>, purpose| {
+    let text = |update, name, of_set: Option<&QemuFile>, purpose| {
         let template = super::template(&config(update, name), of_set, image.path(), purpose)?;
         Ok::<_, Error>(template.file.templates.base[&template.name].clone())
     };

@@ -58,7 +58,7 @@ fn with_config(objects: &[Rendered], old: &str, new: &str) -> Vec<Rendered> {
 fn what_a_running_vm_gets_at_once_is_told_from_what_waits() {
     let running = vm(|_| ());
     type Change = fn(&[Rendered]) -> Vec<Rendered>;
-    let cases: [(Change, Class, &[&str], &[&str]); 9] = [
+    let cases: [(Change, Class, &[&str], &[&str]); 11] = [
         (|old| old.to_vec(), Class::Nothing, &[], &[]),
         (
             |old| edited(old, "Pod", |pod| pod["metadata"]["labels"]["tier"] = json!("web")),
@@ -95,6 +95,24 @@ fn what_a_running_vm_gets_at_once_is_told_from_what_waits() {
             |old| edited(old, "ConfigMap", |map| map["data"]["logging.properties"] = json!("x")),
             Class::Live,
             &["ConfigMap apple data.logging.properties"],
+            &[],
+        ),
+        (
+            |old| {
+                let old = with_config(old, "updateTemplate: true", "updateTemplate: true\n  qemuTemplates: a-digest");
+                edited(&old, "ConfigMap", |map| map["data"]["qemu.yaml"] = json!("templates: {}"))
+            },
+            Class::Restart,
+            &["ConfigMap apple changed"],
+            &["qemu.yaml"],
+        ),
+        (
+            |old| {
+                let old = with_config(old, "updateTemplate: true", "updateTemplate: false\n  qemuTemplates: a-digest");
+                edited(&old, "ConfigMap", |map| map["data"]["qemu.yaml"] = json!("templates: {}"))
+            },
+            Class::Live,
+            &["ConfigMap apple config.yaml/updateTemplate"],
             &[],
         ),
         // It is written, but says the same.

@@ -269,7 +269,7 @@ fn identity() -> Value {
     json!({
         "type": "object",
         "properties": {
-            "uuid": word("64", "The VM's UUID."),
+            "uuid": { "type": "string", "pattern": "^[0-9A-Za-z-]{1,64}$", "description": "The VM's UUID." },
             "macs": {
                 "type": "array", "maxItems": 64, "items": { "type": "string", "pattern": "^[0-9A-Fa-f:]{1,32}$" },
                 "description": "The MAC addresses, in the order of the networks, as runners of earlier releases have them.",
@@ -314,4 +314,65 @@ fn osinfo() -> Value {
     let fields: Map<String, Value> =
         OSINFO_FIELDS.iter().map(|name| ((*name).to_owned(), text(LONGEST_TEXT))).collect();
     json!({ "type": "object", "properties": fields })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::api::crd::crds;
+
+    use super::*;
+
+    /// The status in a CRD.
+    fn status(file: &str) -> Value {
+        let (_, crd) = crds().into_iter().find(|(name, _)| name == file).unwrap();
+        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"].clone()
+    }
+
+    /// Where a part of a report may be what the status of a VM may not.
+    fn wider(report: &Value, vm: &Value, path: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for bound in ["pattern", "enum", "format", "type", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"] {
+            let (Some(of_report), Some(of_vm)) = (report.get(bound), vm.get(bound)) else {
+                found.extend(vm.get(bound).map(|_| format!("{path}: {bound}")));
+                continue;
+            };
+            let is_part = match (of_report, of_vm) {
+                (Value::Array(part), Value::Array(all)) if bound == "enum" => part.iter().all(|one| all.contains(one)),
+                (one, other) => one == other,
+            };
+            found.extend((!is_part).then(|| format!("{path}: {bound}")));
+        }
+        for (bound, is_upper) in [
+            ("maximum", true),
+            ("maxLength", true),
+            ("maxItems", true),
+            ("minimum", false),
+            ("minLength", false),
+            ("minItems", false),
+        ] {
+            let Some(of_vm) = vm[bound].as_f64() else { continue };
+            let is_within =
+                report[bound].as_f64().is_some_and(|bound| if is_upper { bound <= of_vm } else { bound >= of_vm });
+            found.extend((!is_within).then(|| format!("{path}: {bound}")));
+        }
+        let required = vm["required"].as_array().into_iter().flatten();
+        let has = |name: &Value| report["required"].as_array().is_some_and(|names| names.contains(name));
+        found.extend(required.filter(|name| !has(name)).map(|name| format!("{path}: required {name}")));
+        for (name, of_report) in report["properties"].as_object().into_iter().flatten() {
+            found.extend(wider(of_report, &vm["properties"][name], &format!("{path}.{name}")));
+        }
+        if report["items"].is_object() {
+            found.extend(wider(&report["items"], &vm["items"], &format!("{path}[]")));
+        }
+        found
+    }
+
+    /// The manager writes into the status of the VM what a runner reports: what the API server took from the one it must take from the other.
+    #[test]
+    fn what_a_report_may_say_the_status_of_a_vm_may_say() {
+        let (mut report, vm) = (status("vmreports-crd.yaml"), status("vms-crd.yaml"));
+        // These have another form: the values are texts.
+        report["properties"].as_object_mut().unwrap().remove("pendingChanges");
+        assert_eq!(wider(&report, &vm, "status"), Vec::<String>::new());
+    }
 }

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, Resource};
+use kube::{Client, Resource, core::Status};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
@@ -106,9 +106,9 @@ impl VmResource {
         self.patch(nothing(), nothing()).await
     }
 
-    /// Replaces the report.
+    /// Replaces the report. What the API server refuses of it is left out, so that all else is known.
     async fn write(&self, status: VmReportStatus) -> Result<Option<Answer>, kube::Error> {
-        let report = json!([{ "op": "add", "path": "/status", "value": status }]);
+        let mut value = json!(status);
         let mut of_vm = VirtualMachineStatus::default();
         status.fold_into(self.target.pod_uid.as_deref().unwrap_or_default(), Timestamp::now(), &mut of_vm);
         of_vm.pod_uid = of_vm.pod_uid.filter(|uid| !uid.is_empty());
@@ -117,8 +117,19 @@ impl VmResource {
             "metadata": { "name": self.target.name }, "status": of_vm,
         });
         let query = format!("?fieldManager={FIELD_MANAGER}&force=true");
-        let vm = ("application/apply-patch+yaml", query, vm);
-        self.patch(("application/json-patch+json", String::new(), report), vm).await
+        loop {
+            let report = json!([{ "op": "add", "path": "/status", "value": value }]);
+            let report = ("application/json-patch+json", String::new(), report);
+            match self.patch(report, ("application/apply-patch+yaml", query.clone(), vm.clone())).await {
+                Err(kube::Error::Api(refusal)) if leave_out(&mut value, &refusal) => {
+                    warn!(
+                        error = refusal.message,
+                        "the API server refuses a part of the VM's status, which is left out: are the CRDs those of this release?"
+                    );
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// Sends the first patch to the runner's report. If there are no reports in the cluster, or runners may not write them, it sends the other
@@ -170,6 +181,21 @@ impl VmResource {
         }
         Ok(before)
     }
+}
+
+/// Takes out of a report the fields that the API server finds invalid. Returns whether there were some.
+///
+/// A manager that does not know all of what waits must not count the configuration as read.
+fn leave_out(report: &mut Value, refusal: &Status) -> bool {
+    const READ: &str = "configDigest";
+    let Some(report) = report.as_object_mut().filter(|_| refusal.code == 422) else { return false };
+    let causes = refusal.details.iter().flat_map(|details| &details.causes);
+    let fields = causes.filter_map(|cause| cause.field.strip_prefix("status.")?.split(['.', '[']).next());
+    let is_any = fields.filter(|field| *field != READ && report.remove(*field).is_some()).count() > 0;
+    if is_any {
+        report.insert(READ.into(), json!(""));
+    }
+    is_any
 }
 
 /// Whether the API server does not have the kind VmReport, or no Role allows to write one. About a report that only does not exist yet it says
@@ -325,6 +351,33 @@ mod tests {
         let (resource, requests) = server(report).await;
         timeout(Duration::from_secs(60), resource.stop_forced()).await.unwrap();
         assert_eq!(*requests.lock().unwrap(), [STATUS]);
+    }
+
+    /// As the API server answered a runner of a later release than its CRDs.
+    #[test]
+    fn what_the_api_server_refuses_of_a_report_is_left_out() {
+        let refusal = |field: &str| {
+            serde_json::from_value::<Status>(json!({
+                "kind": "Status", "status": "Failure", "reason": "Invalid", "code": 422, "message": "VmReport is invalid",
+                "details": { "name": "pod-uid", "causes": [{ "reason": "FieldValueInvalid", "field": field, "message": "Invalid value" }] },
+            }))
+            .unwrap()
+        };
+        let report = json!({ "cpus": 2, "pendingChanges": [{ "path": "new" }], "configDigest": "a-digest" });
+        let without = |field: &str| {
+            let mut report = report.clone();
+            leave_out(&mut report, &refusal(field)).then_some(report)
+        };
+        for field in ["status.pendingChanges[0].path", "status.pendingChanges"] {
+            assert_eq!(without(field), Some(json!({ "cpus": 2, "configDigest": "" })), "{field}");
+        }
+        assert_eq!(without("status.cpus"), Some(json!({ "pendingChanges": [{ "path": "new" }], "configDigest": "" })));
+        // Then it is repeated later.
+        assert_eq!([without("status.identity.uuid"), without("spec.vm"), without("")], [None, None, None]);
+        let mut report = json!({ "configDigest": "no" });
+        assert!(!leave_out(&mut report, &refusal("status.configDigest")));
+        let mut report = json!({ "cpus": 2 });
+        assert!(!leave_out(&mut report, &Status { code: 409, ..refusal("status.cpus") }));
     }
 
     /// As a guest does it that opens and closes its agents' ports.

@@ -75,6 +75,19 @@ pub(crate) fn allowing() -> ReconcilerConfig {
     ReconcilerConfig { allowed, ..ReconcilerConfig::default() }
 }
 
+/// Panics unless the API server takes this as the status of a VmReport: one value that it refuses would keep all else from being known.
+#[cfg(all(feature = "runner", feature = "schema"))]
+pub(crate) fn assert_is_report(status: &Value) {
+    static SCHEMA: std::sync::LazyLock<jsonschema::Validator> = std::sync::LazyLock::new(|| {
+        let (_, crd) = crate::api::crd::crds().into_iter().find(|(file, _)| file == "vmreports-crd.yaml").unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+        jsonschema::validator_for(schema).unwrap()
+    });
+    let refused: Vec<_> =
+        SCHEMA.iter_errors(status).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(refused.is_empty(), "{refused:?} of {status:#}");
+}
+
 /// An empty cluster.
 pub(crate) fn nothing() -> Observed {
     Observed::nothing(noon())

@@ -717,6 +717,8 @@ mod tests {
         let statuses = situations.map(|(situation, observation)| {
             let status = Report::derive(&observation).map(|report| {
                 let mut status = json!(report.status(&before, Timestamp::UNIX_EPOCH));
+                #[cfg(feature = "schema")]
+                crate::test_support::assert_is_report(&status);
                 status["runnerVersion"] = "VERSION".into();
                 status
             });
@@ -781,7 +783,10 @@ mod tests {
         let failed = Observation { machine: ended(EndReason::QemuFailed, &long("\u{0}é")), ..observation.clone() };
         for observation in [observation, failed] {
             let report = Report::derive(&observation).unwrap();
-            let text = json!(report.status(&StatusBefore::default(), Timestamp::UNIX_EPOCH)).to_string();
+            let status = json!(report.status(&StatusBefore::default(), Timestamp::UNIX_EPOCH));
+            #[cfg(feature = "schema")]
+            crate::test_support::assert_is_report(&status);
+            let text = status.to_string();
             assert!(text.len() < 16_000, "{} bytes", text.len());
             assert!(!text.contains("\\u00"), "control characters: {text}");
         }

@@ -176,7 +176,7 @@ async fn another_command_line_is_said(namespace: &TestNamespace, vms: &Api<Virtu
     })
     .await;
     let paths: Vec<_> = status.pending_changes.iter().map(|change| change.path.as_str()).collect();
-    assert_eq!(paths, ["qemu.yaml"]);
+    assert_eq!(paths, ["config.yaml/qemuTemplates"]);
     assert_eq!(status.pending_changes[0].subject, Some(Subject::QemuTemplate));
 }
 

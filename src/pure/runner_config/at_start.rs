@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Drive, NetworkSection, VmSection, paths::QEMU_FILE};
+use super::{Drive, NetworkSection, VmSection};
 use crate::api::{
     PendingChange, Subject, WatchdogAction, pending,
     status::{DeviceChange, DeviceKind},
@@ -75,7 +75,7 @@ pub fn template(current: Option<Value>, wanted: Option<Value>) -> PendingChange 
 
 /// Other QEMU templates in the VM's set, or other values of them. The texts are too long to be said.
 pub fn qemu_file() -> PendingChange {
-    PendingChange { path: QEMU_FILE.into(), ..of_qemu(Subject::QemuTemplate, "", None, None) }
+    of_qemu(Subject::QemuTemplate, "qemuTemplates", None, None)
 }
 
 /// A change of `config.yaml` that waits for QEMU's start.

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    api::status::DeviceKind,
+    api::{VmReportStatus, status::DeviceKind},
     render::command_line::Medium,
     runner::{cloud_init::CloudInitFiles, state::Phase},
     runner_config::RunnerConfig,
@@ -256,6 +256,14 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         let changed = changed.filter(|it| it.kind != DeviceKind::Watchdog);
         let changed: BTreeSet<_> = changed.map(|it| (it.kind, it.name)).collect();
         assert_eq!(changed, pending.iter().filter_map(of_device).collect(), "what waits is said alike of devices");
+        #[cfg(feature = "schema")]
+        {
+            let pending_changes = pending.iter().cloned().map(Into::into).collect();
+            crate::test_support::assert_is_report(&json!(VmReportStatus {
+                pending_changes,
+                ..VmReportStatus::default()
+            }));
+        }
         pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
@@ -267,7 +275,7 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
     assert_eq!(paths(|config| config["vm"]["watchdog"] = json!({ "action": "reset" })), "vm.watchdog");
     assert_eq!(paths(|config| config["vm"]["onPanic"] = json!("stop")), "vm.onPanic");
     assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
-    assert_eq!(paths(|config| config["qemuTemplates"] = json!("another")), "qemu.yaml");
+    assert_eq!(paths(|config| config["qemuTemplates"] = json!("another")), "qemuTemplates");
     let keeps = |config: &mut Value| {
         config["qemuTemplates"] = json!("another");
         config["updateTemplate"] = json!(false);

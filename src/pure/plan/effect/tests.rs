@@ -104,7 +104,7 @@ fn what_a_running_vm_gets_at_once_is_told_from_what_waits() {
             },
             Class::Restart,
             &["ConfigMap apple changed"],
-            &["qemu.yaml"],
+            &["config.yaml/qemuTemplates"],
         ),
         (
             |old| {

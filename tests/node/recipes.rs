@@ -81,28 +81,18 @@ async fn recipes_run_on_a_node() {
     let exporter = serde_json::json!({
         "image": "localhost/vm-demo-guest:0.1.0", "args": ["/bin/busybox", "httpd", "-f", "-p", "9100"],
     });
-    // A device that nobody has but that the node offers
-    // (https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/).
-    let node = cluster.kubectl(&["get", "nodes", "--output=name"]);
-    let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
-    cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
-    let devices = serde_json::json!({ "example.org/gpu": "1" });
     let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer", "smbios"];
     let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
-    // What an administrator sets, and what the VM.
-    let (none, nothing) = (serde_json::json!({}), serde_json::json!({}));
+    // What an administrator sets.
+    let none = serde_json::json!({});
     let exporter = serde_json::json!({ "exporter": exporter });
-    let (allowed, devices) =
-        (serde_json::json!({ "allowedDevices": ["example.org/gpu"] }), serde_json::json!({ "devices": devices }));
-    for (set, recipes, pod, containers, makes, own, of_vm) in [
-        ("several", several.as_slice(), "demo", 1, all.as_slice(), &none, &nothing),
-        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"], &none, &nothing),
-        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[], &exporter, &nothing),
-        ("resource-classes", &["resource-classes"], "demo", 1, &[], &none, &nothing),
-        ("gpu-and-usb", &["gpu-and-usb"], "demo", 1, &[], &allowed, &devices),
+    for (set, recipes, pod, containers, makes, own) in [
+        ("several", several.as_slice(), "demo", 1, all.as_slice(), &none),
+        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"], &none),
+        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[], &exporter),
+        ("resource-classes", &["resource-classes"], "demo", 1, &[], &none),
     ] {
         install_set_with(&namespace, set, recipes, own);
-        manifest["spec"]["templateValues"] = of_vm.clone();
         manifest["spec"]["templates"] = serde_json::json!({ "set": set });
         namespace.apply(&manifest.to_string());
         let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;
@@ -114,9 +104,6 @@ async fn recipes_run_on_a_node() {
         .await;
         let console = namespace.log(pod);
         assert!(console.contains("guest: hostname=demo-guest"), "{set}:\n{console}");
-        let limits = r#"--output=jsonpath={.spec.containers[*].resources.limits.example\.org/gpu}"#;
-        let gpus = namespace.kubectl(&["get", "pod", pod, limits]);
-        assert_eq!(gpus.trim(), if set == "gpu-and-usb" { "1" } else { "" });
         for object in makes {
             namespace.kubectl(&["get", object]);
         }
@@ -138,6 +125,7 @@ async fn recipes_run_on_a_node() {
             namespace.kubectl(&["wait", "--for=delete", object, "--timeout=600s"]);
         }
     }
+    a_device_that_no_plugin_hands_over_is_missed(cluster, &namespace, &vms, &pods, &manifest).await;
 
     // A new disk that is filled from a web server, once.
     let address = serve_images(&namespace, &pods).await;
@@ -161,6 +149,40 @@ async fn recipes_run_on_a_node() {
         }
         namespace.kubectl(&["delete", "vm", name]);
     }
+}
+
+/// The Pod gets a device that the node offers (<https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/>). Here no plugin
+/// says which one it is, so the guest could not have it: the VM says so, and does not run without.
+async fn a_device_that_no_plugin_hands_over_is_missed(
+    cluster: &Cluster,
+    namespace: &TestNamespace,
+    vms: &Api<VirtualMachine>,
+    pods: &Api<Pod>,
+    demo: &serde_json::Value,
+) {
+    let node = cluster.kubectl(&["get", "nodes", "--output=name"]);
+    let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
+    cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
+    install_set_with(
+        namespace,
+        "gpu-and-usb",
+        &["gpu-and-usb"],
+        &serde_json::json!({ "allowedDevices": ["example.org/gpu"] }),
+    );
+    let mut vm = demo.clone();
+    vm["spec"]["templates"] = serde_json::json!({ "set": "gpu-and-usb" });
+    vm["spec"]["templateValues"] = serde_json::json!({ "devices": { "example.org/gpu": "1" } });
+    namespace.apply(&vm.to_string());
+    let problem = eventually("the missing device to be said", LIMIT, async || {
+        let status = vms.get("demo").await.unwrap().status?;
+        status.problem.map(|problem| problem.message).filter(|message| message.contains("plugin"))
+    })
+    .await;
+    assert!(problem.contains("no plugin has handed over example.org/gpu: PCI_RESOURCE_EXAMPLE_ORG_GPU"), "{problem}");
+    let limits = r#"--output=jsonpath={.spec.containers[*].resources.limits.example\.org/gpu}"#;
+    assert_eq!(namespace.kubectl(&["get", "pod", "demo", limits]), "1");
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    gone(pods, "demo").await;
 }
 
 /// A value that only a QEMU template uses changes no object of the running guest but the file that its next start reads.

@@ -6,7 +6,7 @@
 //! A cluster may lack the kind VmReport, or the right to write one, because only a part of it was updated. Then the runner reports as earlier
 //! releases do: it applies its part of the VM's status, with the field manager `vm-runner`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Resource, core::Status};
@@ -50,6 +50,8 @@ pub struct VmResource {
     client: Option<Client>,
     namespace: String,
     target: Target,
+    /// What of the status the API server has refused, as people were told last.
+    told: Option<String>,
 }
 
 /// What the API server answers to a patch.
@@ -63,7 +65,7 @@ enum Answer {
 impl VmResource {
     /// The VM with this namespace and target. Without a client the status is only logged.
     pub fn new(client: Option<Client>, namespace: &str, target: Target) -> Self {
-        Self { client, namespace: namespace.to_owned(), target }
+        Self { client, namespace: namespace.to_owned(), target, told: None }
     }
 
     /// Returns when a forced stop of the runner's Pod is requested.
@@ -107,8 +109,9 @@ impl VmResource {
     }
 
     /// Replaces the report. What the API server refuses of it is left out, so that all else is known.
-    async fn write(&self, status: VmReportStatus) -> Result<Option<Answer>, kube::Error> {
+    async fn write(&mut self, status: VmReportStatus) -> Result<Option<Answer>, kube::Error> {
         let mut value = json!(status);
+        let has_report = self.target.pod_uid.is_some();
         let mut of_vm = VirtualMachineStatus::default();
         status.fold_into(self.target.pod_uid.as_deref().unwrap_or_default(), Timestamp::now(), &mut of_vm);
         of_vm.pod_uid = of_vm.pod_uid.filter(|uid| !uid.is_empty());
@@ -121,11 +124,13 @@ impl VmResource {
             let report = json!([{ "op": "add", "path": "/status", "value": value }]);
             let report = ("application/json-patch+json", String::new(), report);
             match self.patch(report, ("application/apply-patch+yaml", query.clone(), vm.clone())).await {
-                Err(kube::Error::Api(refusal)) if leave_out(&mut value, &refusal) => {
-                    warn!(
-                        error = refusal.message,
-                        "the API server refuses a part of the VM's status, which is left out: are the CRDs those of this release?"
-                    );
+                Err(kube::Error::Api(refusal)) if has_report && leave_out(&mut value, &refusal) => {
+                    if self.told.replace(refusal.message.clone()).as_ref() != Some(&refusal.message) {
+                        warn!(
+                            error = refusal.message,
+                            "the API server refuses a part of the VM's status, which is left out: are the CRDs those of this release?"
+                        );
+                    }
                 }
                 answer => return answer,
             }
@@ -183,19 +188,43 @@ impl VmResource {
     }
 }
 
-/// Takes out of a report the fields that the API server finds invalid. Returns whether there were some.
-///
-/// A manager that does not know all of what waits must not count the configuration as read.
+/// What says which changes wait. A manager that does not know all of that must not count the configuration as read.
+const OF_CHANGES: [&str; 3] = ["pendingChanges", "devices", "conditions"];
+
+/// Takes out of a report what the API server finds invalid: a field, or of a list an item. Returns whether there was something.
 fn leave_out(report: &mut Value, refusal: &Status) -> bool {
     const READ: &str = "configDigest";
-    let Some(report) = report.as_object_mut().filter(|_| refusal.code == 422) else { return false };
+    if refusal.code != 422 {
+        return false;
+    }
     let causes = refusal.details.iter().flat_map(|details| &details.causes);
-    let fields = causes.filter_map(|cause| cause.field.strip_prefix("status.")?.split(['.', '[']).next());
-    let is_any = fields.filter(|field| *field != READ && report.remove(*field).is_some()).count() > 0;
-    if is_any {
-        report.insert(READ.into(), json!(""));
+    let refused: BTreeSet<(&str, Option<usize>)> = causes.filter_map(|cause| refused_field(&cause.field)).collect();
+    let mut is_any = false;
+    // The last item first, so that the numbers of the others stay.
+    for (field, item) in refused.into_iter().rev().filter(|(field, _)| *field != READ) {
+        let is_there = match (report.get_mut(field), item) {
+            (Some(Value::Array(items)), Some(item)) if item < items.len() => {
+                items.remove(item);
+                true
+            }
+            (Some(_), _) => report.as_object_mut().is_some_and(|report| report.remove(field).is_some()),
+            (None, _) => false,
+        };
+        if is_there && OF_CHANGES.contains(&field) {
+            report[READ] = json!("");
+        }
+        is_any |= is_there;
     }
     is_any
+}
+
+/// The field of the status in a path such as `status.pendingChanges[2].path`, and the item.
+fn refused_field(path: &str) -> Option<(&str, Option<usize>)> {
+    let field = path.strip_prefix("status.")?.split('.').next()?;
+    match field.split_once('[') {
+        Some((field, item)) => Some((field, item.strip_suffix(']')?.parse().ok())),
+        None => Some((field, None)),
+    }
 }
 
 /// Whether the API server does not have the kind VmReport, or no Role allows to write one. About a report that only does not exist yet it says
@@ -363,19 +392,22 @@ mod tests {
             }))
             .unwrap()
         };
-        let report = json!({ "cpus": 2, "pendingChanges": [{ "path": "new" }], "configDigest": "a-digest" });
+        let report = json!({ "cpus": 2, "pendingChanges": [{ "path": "new" }, { "path": "known" }], "configDigest": "a-digest" });
         let without = |field: &str| {
             let mut report = report.clone();
             leave_out(&mut report, &refusal(field)).then_some(report)
         };
-        for field in ["status.pendingChanges[0].path", "status.pendingChanges"] {
-            assert_eq!(without(field), Some(json!({ "cpus": 2, "configDigest": "" })), "{field}");
+        for field in ["status.pendingChanges[0].path", "status.pendingChanges[0]"] {
+            let rest = json!({ "cpus": 2, "pendingChanges": [{ "path": "known" }], "configDigest": "" });
+            assert_eq!(without(field), Some(rest), "{field}");
         }
-        assert_eq!(without("status.cpus"), Some(json!({ "pendingChanges": [{ "path": "new" }], "configDigest": "" })));
+        assert_eq!(without("status.pendingChanges"), Some(json!({ "cpus": 2, "configDigest": "" })));
+        let changes = &report["pendingChanges"];
+        let rest = json!({ "pendingChanges": changes, "configDigest": "a-digest" });
+        assert_eq!(without("status.cpus"), Some(rest), "it says nothing of what waits");
         // Then it is repeated later.
-        assert_eq!([without("status.identity.uuid"), without("spec.vm"), without("")], [None, None, None]);
-        let mut report = json!({ "configDigest": "no" });
-        assert!(!leave_out(&mut report, &refusal("status.configDigest")));
+        let others = ["status.identity.uuid", "status.configDigest", "spec.vm", ""];
+        assert_eq!(others.map(without), [const { None }; 4]);
         let mut report = json!({ "cpus": 2 });
         assert!(!leave_out(&mut report, &Status { code: 409, ..refusal("status.cpus") }));
     }

@@ -154,9 +154,16 @@ fn allow_privilege(namespace: &TestNamespace) {
     namespace.kubectl(&["label", "namespace", namespace.name(), "pod-security.kubernetes.io/enforce-"]);
 }
 
-/// The quickstart's machine.
-fn demo(namespace: &TestNamespace) -> serde_json::Value {
+/// The quickstart's machine, as it is there.
+fn quickstart(namespace: &TestNamespace) -> serde_json::Value {
     serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name())).unwrap()
+}
+
+/// The quickstart's machine with a BIOS: its emulated CPU boots in half the time.
+fn demo(namespace: &TestNamespace) -> serde_json::Value {
+    let mut manifest = quickstart(namespace);
+    manifest["spec"]["vm"]["firmware"] = "bios".into();
+    manifest
 }
 
 /// Waits until there is no Pod of that name.
@@ -183,7 +190,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let Stage { cluster, namespace, vms, pods } = Stage::set("node").await;
 
     // It boots, and reads what cloud-init gives it.
-    namespace.apply(&demo(&namespace).to_string());
+    namespace.apply(&quickstart(&namespace).to_string());
     let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let vm = eventually("the manager to say so", LIMIT, async || {
         let vm = vms.get(&vm.metadata.name.clone().unwrap()).await.unwrap();

@@ -86,6 +86,7 @@
 
 pub mod accel;
 pub mod agent;
+pub mod block_devices;
 pub mod cd;
 #[deny(clippy::disallowed_methods)]
 pub mod changes;

@@ -319,7 +319,7 @@ fn configuration_case(mutator: &mut Mutator, folders: &Folders) -> bool {
     };
     let vm = &configuration.config.vm;
     assert!(vm.current_cpus > 0 && vm.current_cpus <= vm.maximum_cpus);
-    let desired = Desired::from(&configuration);
+    let desired = Desired::of(&configuration, Some(&machine(&Phase::Running)));
     changes(&desired, &Actual { guest: Some(GuestState::Executes), ..Actual::default() });
     for cd in &desired.cds {
         let _ = cd::check(&cd.text, &cd::folders(&configuration.config.cd_folders));

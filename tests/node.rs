@@ -219,6 +219,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     commands::the_relay_leads_to_the_guests_consoles(&namespace, status.runner.relay_port).await;
     commands::the_screen_is_shown(&namespace).await;
 
+    the_disk_grows(cluster, &namespace).await;
+
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.
     drop(shared);
@@ -294,6 +296,25 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         pods.list(&selector).await.unwrap().items.is_empty().then_some(())
     })
     .await;
+}
+
+/// The volume of the guest's disk grows, as a storage grows it, and the guest has a larger disk without a word from anybody.
+async fn the_disk_grows(cluster: &Cluster, namespace: &TestNamespace) {
+    let volume = namespace.kubectl(&["get", "pvc", "demo-system-disk", "--output=jsonpath={.spec.volumeName}"]);
+    // The storage of another cluster is not ours.
+    let Some(dir) = cluster.dir() else { return };
+    let file = dir.join("volumes").join(volume).join("disk");
+    let grown = file.metadata().unwrap().len() + (64 << 20);
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(grown).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let devices = run("losetup", &["--noheadings", "--output=NAME", "--associated", file.to_str().unwrap()]);
+    run("losetup", &["--set-capacity", devices.trim()]);
+    let said = format!("guest: vda={}", grown / 512);
+    eventually("the guest to see it", LIMIT, async || namespace.log("demo").contains(&said).then_some(())).await;
 }
 
 #[tokio::test]

@@ -18,7 +18,10 @@ use serde_json::{Value, json};
 
 use super::{Change, Decision, FoundVm, create::LEAST_DISK, from_git};
 use crate::{
-    api::{PendingChange, Quantity, Reason, Subject, VirtualMachine, VirtualMachineStatus, conditions},
+    api::{
+        PendingChange, Quantity, Reason, Subject, VirtualMachine, VirtualMachineStatus, conditions,
+        status::{DeviceKind, DevicePhase, DeviceStatus},
+    },
     claims,
     ownership::{self, Applier},
 };
@@ -400,7 +403,12 @@ fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quan
     let before = if bytes.is_some() { format!(" (before: {words})") } else { String::new() };
     let what = format!("disk {disk} of {size}{before}");
     let volume = found.and_then(|at| volumes.get(at)?.clone()).unwrap_or_default();
-    Ok(change(vec![("disks", json!(disks))], what, Effect::NextStart, About::Disk { volume, grows: true }))
+    // A runner of the VM-Operator, which reports no devices, looks at the size when it starts the guest.
+    let is_it = |device: &DeviceStatus| device.kind == DeviceKind::Disk && device.name == volume;
+    let devices = vm.status.iter().flat_map(|status| &status.runner.devices);
+    let is_live = devices.filter(|device| is_it(device)).any(|device| device.phase != DevicePhase::Waiting);
+    let effect = if is_live { Effect::AtOnce } else { Effect::NextStart };
+    Ok(change(vec![("disks", json!(disks))], what, effect, About::Disk { volume, grows: true }))
 }
 
 /// The size as Kubernetes writes it: it does not know `4 GiB`.
@@ -447,6 +455,9 @@ pub fn outcome(vm: &VirtualMachine, about: &About, effect: Effect) -> (String, b
             };
             let has = has.map(|has| format!(", and has {has} now")).unwrap_or_default();
             format!("the running guest is asked for it{has}")
+        }
+        None if matches!(about, About::Disk { grows: true, .. }) => {
+            "the running guest has it as soon as the claim has grown".into()
         }
         None => "the running guest has it".into(),
     };

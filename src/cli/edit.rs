@@ -95,7 +95,7 @@ pub(super) enum Add {
 
 #[derive(Subcommand)]
 pub(super) enum Grow {
-    /// Make a disk of VMs larger. Its claim grows at once, if its storage class allows that; guests see the new size after the next start.
+    /// Make a disk of VMs larger, while they run. Its claim grows if its storage class allows that; a guest then sees the new size.
     #[command(override_usage = "kubectl vm grow disk [OPTIONS] [VM]... <DISK> <SIZE>")]
     Disk {
         /// The VMs, and at the end the disk's name and its new size.

@@ -260,13 +260,16 @@ pub fn requested_size(spec: &Value) -> Option<u64> {
     Quantity::bytes_of(spec.pointer("/resources/requests/storage")?)
 }
 
+/// The size in bytes that the volume has.
+pub fn size_now(claim: &Object) -> Option<u64> {
+    Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)
+}
+
 /// The size in bytes that the volume has when a Pod mounts the claim. Some volumes grow only then
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#resizing-a-volume-containing-a-file-system>).
 pub fn size_when_mounted(claim: &Object) -> Option<u64> {
-    if claim.condition("FileSystemResizePending", "True").is_some() {
-        return requested_size(&claim.spec);
-    }
-    Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)
+    let grows = claim.condition("FileSystemResizePending", "True").is_some();
+    if grows { requested_size(&claim.spec) } else { size_now(claim) }
 }
 
 /// The object to apply to a claim that exists: its own spec, with the wanted size if that is a growth and `may_grow`. The API server

@@ -394,8 +394,8 @@ pub enum Drive {
         /// not in the boot order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
-        /// The size of a file in bytes. At the start the runner creates the file, or enlarges a smaller one. Default: the file or device
-        /// must exist, and keeps its size.
+        /// The size of a file in bytes. At the start the runner creates the file, or enlarges a smaller one, and while the guest runs it
+        /// lets QEMU do so. Default: the file or device must exist; a file keeps its size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
         /// The serial number that the guest sees. Default: the disk's name in a VM that has started with such names, else none.

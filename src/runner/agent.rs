@@ -32,7 +32,7 @@ use super::{
     report::{self, Observation, Report},
     runtime_dir::RuntimeDir,
     session::{Session, clock_answer, ended, guest_answer, login_line, media_answer, time_of},
-    state::{MachineState, Orders, PasswordEnd, Phase},
+    state::{BlockDevice, MachineState, Orders, PasswordEnd, Phase},
     status_writer::VmResource,
 };
 use crate::process::{ErrorChain, follow::Follower};
@@ -205,8 +205,10 @@ impl Agent {
             }
             Input::FilesChanged(changed) => {
                 changed.map_err(Error::Watch)?;
+                let sizes = self.device_sizes();
                 let is_new = self.read_configuration();
                 self.update_session(session).await;
+                let is_new = is_new || self.device_sizes() != sizes;
                 match session {
                     // Most events are about other files, such as the state that the machine role writes.
                     Some(session) if is_new => self.configure(session).await,
@@ -382,9 +384,14 @@ impl Agent {
         Ok(session)
     }
 
+    /// The sizes of the disks that are devices, as the machine role says.
+    fn device_sizes(&self) -> Vec<BlockDevice> {
+        self.observation.machine.as_ref().map(|machine| machine.devices.clone()).unwrap_or_default()
+    }
+
     /// What the configuration says. A time that counts from the moment when the password is set becomes one of the clock.
     fn desired(&self) -> Desired {
-        let mut desired = Desired::from(&self.options.configuration);
+        let mut desired = Desired::of(&self.options.configuration, self.observation.machine.as_ref());
         if let Some(display) = &mut desired.password {
             let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
             display.password.expiry = PasswordEnd::fixed(&self.options.runtime, start, &display.password);

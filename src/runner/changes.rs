@@ -17,7 +17,7 @@ use crate::{
     api::{Firmware, PendingChange, Subject},
     render::command_line::{DeviceId, Hardware},
     runner_config::{
-        LATEST_HARDWARE, VmSection,
+        Drive, LATEST_HARDWARE, VmSection,
         at_start::{self, Attachment},
     },
 };
@@ -33,6 +33,8 @@ pub struct Desired {
     pub password: Option<DisplayPassword>,
     /// The CDs in the drives, in the order of the drives.
     pub cds: Vec<WantedCd>,
+    /// The sizes of disks, as far as they are known.
+    pub disks: Vec<WantedDisk>,
     /// The counter of resets. If it is higher than before, the agent resets the VM.
     pub reset_counter: u64,
     /// The counter of reboots. If it is higher than before, the agent asks the guest to reboot.
@@ -52,8 +54,42 @@ pub struct WantedCd {
     pub text: String,
 }
 
-impl From<&Configuration> for Desired {
-    fn from(Configuration { config, password, .. }: &Configuration) -> Self {
+/// The size that a disk of the running QEMU should have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedDisk {
+    /// The disk's slot.
+    pub slot: u32,
+    /// The disk as people know it.
+    pub disk: String,
+    /// Its size if it has grown since QEMU was started: of a file in a claim that of the configuration, of a device that which it has now.
+    pub bytes: u64,
+}
+
+/// The size of a disk is a multiple of this: the largest sector of disks.
+const SECTOR: u64 = 4096;
+
+/// The disks with which QEMU was started and that have grown since, unless another disk takes the place at the next start. What a QEMU template makes
+/// of a disk that has not grown is the template's.
+fn wanted_disks(machine: &MachineState, vm: &VmSection) -> Vec<WantedDisk> {
+    let started = machine.started_with.iter().flat_map(|started| started.vm.disks());
+    let wanted = started.filter_map(|(slot, drive)| {
+        let size = |drive: &Drive| match drive {
+            Drive::Raw { size, .. } => *size,
+            Drive::Qcow2 { .. } | Drive::IdeCd { .. } => None,
+        };
+        let now = vm.disks().find(|(_, now)| now.resource() == drive.resource());
+        let of_file = now.and_then(|(_, now)| size(now)).zip(size(drive));
+        let device = machine.devices.iter().find(|device| device.slot == slot);
+        let (now, at_start) = of_file.or_else(|| device.map(|device| (device.bytes, device.at_start)))?;
+        let bytes = Some(now / SECTOR * SECTOR).filter(|_| now > at_start)?;
+        Some(WantedDisk { slot, disk: drive.label(usize::try_from(slot).unwrap_or_default()), bytes })
+    });
+    wanted.collect()
+}
+
+impl Desired {
+    /// What the configuration says, and `machine` of the devices.
+    pub fn of(Configuration { config, password, .. }: &Configuration, machine: Option<&MachineState>) -> Self {
         let vm = &config.vm;
         Self {
             cpus: usize::try_from(vm.current_cpus).unwrap_or(usize::MAX),
@@ -72,6 +108,7 @@ impl From<&Configuration> for Desired {
                     text: drive.cd().unwrap_or_default().to_owned(),
                 })
                 .collect(),
+            disks: machine.map(|machine| wanted_disks(machine, vm)).unwrap_or_default(),
             reset_counter: config.reset_counter,
             reboot_counter: config.reboot_counter,
             paused: config.paused,
@@ -117,6 +154,29 @@ pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
     drives.collect()
 }
 
+/// A disk of the running QEMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its slot.
+    pub slot: u32,
+    /// The name of QEMU's node for it.
+    pub node: String,
+    /// Its size, as the guest sees it.
+    pub bytes: u64,
+}
+
+/// The disks in an answer of `query-block`.
+pub fn disks(blocks: &Value) -> Vec<Disk> {
+    let disks = blocks.as_array().into_iter().flatten().filter_map(|block| {
+        let DeviceId::Disk(slot) = DeviceId::at(block["qdev"].as_str()?)? else { return None };
+        // Of another format or a part of a file the size is not that of the device.
+        let inserted = Some(&block["inserted"]).filter(|inserted| inserted["drv"] == "raw")?;
+        let node = inserted["node-name"].as_str()?.to_owned();
+        Some(Disk { slot, node, bytes: inserted["image"]["virtual-size"].as_u64()? })
+    });
+    disks.collect()
+}
+
 /// What this agent knows about the running QEMU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Actual {
@@ -130,6 +190,8 @@ pub struct Actual {
     pub password: Option<Password>,
     /// The CD drives.
     pub cds: Vec<CdDrive>,
+    /// The disks.
+    pub disks: Vec<Disk>,
     /// What the CDs of the configuration are, as far as it is known.
     pub media: Media,
     /// What was asked for once, and carried out.
@@ -175,6 +237,7 @@ pub fn carried_out(operation: &Operation, desired: &Desired, orders: &Orders) ->
         | Operation::Password(_)
         | Operation::Insert { .. }
         | Operation::Eject { .. }
+        | Operation::Grow { .. }
         | Operation::GoOn(_)
         | Operation::Powerdown
         | Operation::Quit
@@ -206,6 +269,7 @@ fn wanted(desired: &Desired, actual: &Actual, guest: GuestState) -> Vec<Operatio
     {
         changes.push(Operation::Password(display.clone()));
     }
+    changes.extend(growth(desired, actual));
     if actual.may_start && guest == GuestState::NotStarted && !actual.orders.paused {
         changes.push(Operation::GoOn(Who::Agent));
     }
@@ -235,6 +299,14 @@ fn wanted(desired: &Desired, actual: &Actual, guest: GuestState) -> Vec<Operatio
         changes.push(Operation::Reboot);
     }
     changes
+}
+
+/// The disks that are smaller than they should be.
+fn growth(desired: &Desired, actual: &Actual) -> impl Iterator<Item = Operation> {
+    desired.disks.iter().filter_map(|WantedDisk { slot, disk, bytes }| {
+        let found = actual.disks.iter().find(|found| found.slot == *slot && found.bytes < *bytes)?;
+        Some(Operation::Grow { disk: disk.clone(), node: found.node.clone(), bytes: *bytes })
+    })
 }
 
 /// What may become of the number of CPUs of a guest that runs.

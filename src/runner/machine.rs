@@ -2,16 +2,19 @@
 //! needs neither a network nor a credential. It writes what it knows to `machine.json` (see [`super::state`]).
 
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
     process::ExitStatus,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
 use super::{
     accel::{self, Choice},
+    block_devices::{BlockDevices, READ_AGAIN},
     command,
     config::{self, Configuration},
     control::Control,
@@ -22,7 +25,7 @@ use super::{
     programs::{self, Helpers, hint},
     qemu::{Connection, End, GuestSpec, Qemu, plug_cpus},
     runtime_dir::RuntimeDir,
-    state::{EndReason, Helper, MachineState, Phase, StartedWith},
+    state::{BlockDevice, EndReason, Helper, MachineState, Phase, StartedWith},
 };
 use crate::{
     kvm::TrialResult,
@@ -217,6 +220,7 @@ async fn prepare_start(
         macs: command_line::macs(&config.vm.network, &uuid, hardware),
         uuid,
         started_with: Some(StartedWith::from(configuration)),
+        devices: Vec::new(),
         lost: Vec::new(),
         phase: Phase::Starting,
     };
@@ -291,6 +295,9 @@ impl StartedVm {
             warn!(%error, "the guest can't be ended by the command vm-runner end, and its CDs can't be changed");
         });
         let control = control.ok();
+        let devices = self.state.started_with.as_ref().map(|started| BlockDevices::open(&started.vm));
+        let sizes = devices.as_ref().map(BlockDevices::sizes).unwrap_or_default();
+        self.state.devices.clone_from(&sizes);
         // The agent may continue the guest from here on. The console is copied already, so none of the guest's output is lost.
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
@@ -300,16 +307,44 @@ impl StartedVm {
         let spec = GuestSpec { reactions, is_emulated, powerdown_timeout: || powerdown_timeout(options, longest) };
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
-        let changed = |helper, works: bool| {
-            state.lost.retain(|lost| *lost != helper);
-            if !works {
-                state.lost.push(helper);
-            }
-            if let Err(error) = state.write(&options.runtime) {
-                warn!(error = %ErrorChain(&error), "cannot write what the agent must know");
-            }
+        let state = Mutex::new(state);
+        let change = |edit: &dyn Fn(&mut MachineState)| {
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            edit(&mut state);
+            let written = state.write(&options.runtime).inspect_err(|error| {
+                warn!(error = %ErrorChain(error), "cannot write what the agent must know");
+            });
+            written.is_ok()
         };
-        Ok(qemu.supervise(monitor, control, helpers, term, spec, changed).await?)
+        let changed = |helper, works: bool| {
+            change(&|state| {
+                state.lost.retain(|lost| *lost != helper);
+                if !works {
+                    state.lost.push(helper);
+                }
+            });
+        };
+        let sized = |sizes: &Vec<BlockDevice>| change(&|state| state.devices.clone_from(sizes));
+        tokio::select! {
+            end = qemu.supervise(monitor, control, helpers, term, spec, changed) => Ok(end?),
+            never = follow_sizes(devices, sizes, sized) => match never {},
+        }
+    }
+}
+
+/// Calls `changed` with the sizes of the devices whenever they are not those that are `known`. It returns whether they are now.
+async fn follow_sizes(
+    devices: Option<BlockDevices>,
+    mut known: Vec<BlockDevice>,
+    changed: impl Fn(&Vec<BlockDevice>) -> bool,
+) -> Infallible {
+    let Some(devices) = devices else { return std::future::pending().await };
+    loop {
+        sleep(READ_AGAIN).await;
+        let sizes = devices.sizes();
+        if sizes != known && changed(&sizes) {
+            known = sizes;
+        }
     }
 }
 

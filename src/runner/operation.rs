@@ -9,6 +9,7 @@ use super::{
     qmp::{Command, CpuSlot, Secret},
 };
 use crate::{
+    api::Quantity,
     render::command_line::{DeviceId, Medium},
     runner_config::digest,
 };
@@ -20,7 +21,7 @@ use crate::{
 ///
 /// | operation | has not run | executes | a disk has stopped it | has panicked, hangs | is stopped | powers down |
 /// |---|---|---|---|---|---|---|
-/// | `Plug`, `Unplug`, `Balloon`, `Password`, `Insert`, `Eject`, `Reset` | yes | yes | yes | yes | yes | yes |
+/// | `Plug`, `Unplug`, `Balloon`, `Password`, `Insert`, `Eject`, `Grow`, `Reset` | yes | yes | yes | yes | yes | yes |
 /// | `Pause` | waits | yes | waits | yes | yes | waits |
 /// | `GoOn` | [`super::go_on`] | | [`super::go_on`] | [`super::go_on`] | [`super::go_on`] | as before it |
 /// | `Reboot` | waits | yes | waits | waits | waits | as before it |
@@ -63,6 +64,15 @@ pub enum Operation {
         drive: String,
         /// The node of what is in the drive.
         former: String,
+    },
+    /// Makes a disk larger.
+    Grow {
+        /// The disk as people know it.
+        disk: String,
+        /// Its node.
+        node: String,
+        /// Its new size.
+        bytes: u64,
     },
     /// Stops the guest's CPUs.
     Pause,
@@ -127,6 +137,7 @@ impl Operation {
             | Self::Password(_)
             | Self::Insert { .. }
             | Self::Eject { .. }
+            | Self::Grow { .. }
             | Self::GoOn(_)
             | Self::Reset => true,
             Self::Pause => !powers_down && matches!(guest, Executes | Panicked | Hung | Stopped),
@@ -177,6 +188,9 @@ impl Operation {
                 ];
                 take_out(id).into_iter().chain(close).collect()
             }
+            Self::Grow { disk: _, node, bytes } => {
+                vec![Step::Must(Command::BlockResize { node_name: node.clone(), size: *bytes })]
+            }
             Self::Pause => vec![Step::Must(Command::Stop)],
             Self::GoOn(who) => {
                 let step = match who {
@@ -205,6 +219,7 @@ impl Operation {
             | Self::Balloon(_)
             | Self::Password(_)
             | Self::Eject { .. }
+            | Self::Grow { .. }
             | Self::Pause
             | Self::GoOn(_)
             | Self::Reset
@@ -223,6 +238,7 @@ impl Operation {
             | Self::Unplug { .. }
             | Self::Balloon(_)
             | Self::Password(_)
+            | Self::Grow { .. }
             | Self::Pause
             | Self::GoOn(_)
             | Self::Reset
@@ -239,6 +255,10 @@ impl Operation {
             Self::Insert { slot: _, drive, medium, former: _ } => Some(not_inserted(medium.text(), drive)),
             Self::Eject { slot: _, drive, former: _ } => {
                 Some(format!("the CD can't be taken out of the CD drive {drive}"))
+            }
+            Self::Grow { disk, node: _, bytes } => {
+                let size = Quantity::with_unit(*bytes);
+                Some(format!("the disk {disk} can't grow to {size} while the guest runs, but at its next start"))
             }
             Self::Pause => Some("the guest can't be paused".into()),
             Self::GoOn(_) => Some("the guest can't go on".into()),

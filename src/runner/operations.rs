@@ -11,7 +11,7 @@
 //! done, it can be done again without harm (memory, password, pause), or it was noted before it was sent and is not done again (reset, reboot).
 //! What has no answer is known no more: not as it was before, and not as it should be.
 //!
-//! An operation that QEMU refuses is not tried again until the configuration changes, or what the operation depends on. One that waits for the
+//! An operation that QEMU refuses is not tried again until the configuration changes, or what the operation depends on; only a disk is after a minute. One that waits for the
 //! guest, which must open a tray or release a device, leaves the others alone.
 
 use std::{collections::VecDeque, fmt, mem, time::Duration};
@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::{
     cd::Answer,
     changes::{
-        Actual, CpuRule, Desired, Media, WantedCd, carried_out, cd_drives, changes, must_ask, present, refused_media,
-        refused_reboot, taken_back,
+        Actual, CpuRule, Desired, Media, WantedCd, carried_out, cd_drives, changes, disks, must_ask, present,
+        refused_media, refused_reboot, taken_back,
     },
     devices::{Problem, failed_disks},
     go_on::{GuestState, Who},
@@ -38,6 +38,8 @@ use crate::{
 
 /// When it is asked again what a refused CD is.
 pub const MEDIA_AGAIN: Duration = Duration::from_secs(30);
+/// When a disk that QEMU has not made larger is tried again.
+pub const GROW_AGAIN: Duration = Duration::from_secs(60);
 /// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
 pub const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 /// The time that the guest has to release a device. Linux takes less than a second; a boot loader does not hear the request.
@@ -166,6 +168,8 @@ pub struct Operations {
     asked: Option<Vec<WantedCd>>,
     ask_again_at: Option<Instant>,
     ask_again: bool,
+    /// When a disk that QEMU has not made larger is tried again.
+    grow_again_at: Option<Instant>,
     /// QEMU must be asked what is the case, and when again if it has not answered.
     must_look: bool,
     look_again_at: Option<Instant>,
@@ -198,6 +202,7 @@ impl Operations {
             asked: None,
             ask_again_at: None,
             ask_again: false,
+            grow_again_at: None,
             must_look: false,
             look_again_at: None,
             queries: VecDeque::new(),
@@ -259,6 +264,9 @@ impl Operations {
         let settled = self.settled.iter().map(|(operation, failure)| (operation, failure.as_ref()));
         let by_qemu = waiting.chain(settled).filter_map(|(operation, failure)| match failure? {
             Failure::Refused { reason, .. } => Some(format!("{}: {reason}", operation.problem()?)),
+            Failure::Unanswered(why) if matches!(operation, Operation::Grow { .. }) => {
+                Some(format!("{}: {why}", operation.problem()?))
+            }
             Failure::Unanswered(_) => None,
         });
         let reboot = refused_reboot(&self.desired, &self.actual);
@@ -273,7 +281,7 @@ impl Operations {
     /// When the caller must call [`Operations::next`] with [`Input::Timer`], if there is no other input before.
     pub fn wake_at(&self) -> Option<Instant> {
         let waits = self.waits.iter().filter_map(|wait| wait.until);
-        waits.chain(self.mended_at).chain(self.ask_again_at).chain(self.look_again_at).min()
+        waits.chain(self.mended_at).chain(self.ask_again_at).chain(self.look_again_at).chain(self.grow_again_at).min()
     }
 
     /// Processes an input. Returns the next action, whose answer is the next input. `None`: there is nothing to do until something happens.
@@ -374,6 +382,11 @@ impl Operations {
             self.ask_again_at = None;
             self.ask_again = true;
         }
+        if self.grow_again_at.is_some_and(|at| at <= now) {
+            self.grow_again_at = None;
+            self.settled.retain(|(operation, _)| !matches!(operation, Operation::Grow { .. }));
+            self.must_look = true;
+        }
         let late = self.waits.extract_if(.., |wait| wait.until.is_some_and(|until| until <= now));
         for Wait { operation, .. } in late {
             let failure = Failure::Unanswered(format!("the guest has not released it in {} s", RELEASE.as_secs()));
@@ -433,6 +446,7 @@ impl Operations {
             Command::QueryBlock => {
                 answer.as_array()?;
                 self.actual.cds = cd_drives(&answer);
+                self.actual.disks = disks(&answer);
                 if self.guest == Some(GuestState::StoppedByDisk) {
                     self.failed = failed_disks(&answer, &self.vm);
                 }
@@ -527,7 +541,7 @@ impl Operations {
     /// Goes on with an operation. `None`: it has ended, or waits for the guest.
     fn proceed(&mut self, mut run: Run, now: Instant) -> Option<Action> {
         let Some(act) = run.acts.pop_front() else {
-            self.end(run);
+            self.end(run, now);
             return None;
         };
         let action = match &act {
@@ -544,13 +558,15 @@ impl Operations {
         self.send(Sent::Act(act), action)
     }
 
-    fn end(&mut self, Run { operation, failure, is_locked, .. }: Run) {
+    fn end(&mut self, Run { operation, failure, is_locked, .. }: Run, now: Instant) {
         match &operation {
             // It may have been carried out in part.
             Operation::Balloon(bytes) => self.actual.ram = failure.is_none().then_some(*bytes),
             Operation::Password(display) => {
                 self.actual.password = failure.is_none().then(|| display.password.clone());
             }
+            // A lock or a job in QEMU goes away again.
+            Operation::Grow { .. } if failure.is_some() => self.grow_again_at = Some(now + GROW_AGAIN),
             _ => {}
         }
         self.ended.push_back((operation.clone(), failure.clone().map_or(Ok(()), Err)));

@@ -201,6 +201,15 @@ pub enum Command {
         /// In bytes.
         value: u64,
     },
+    /// Makes a disk larger. QEMU refuses more than a device has.
+    #[serde(rename = "block_resize")]
+    BlockResize {
+        /// The disk's node.
+        #[serde(rename = "node-name")]
+        node_name: String,
+        /// In bytes.
+        size: u64,
+    },
     /// Opens an image.
     BlockdevAdd(Value),
     /// Closes the tray of a drive.

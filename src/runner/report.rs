@@ -607,6 +607,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            devices: Vec::new(),
             lost: Vec::new(),
             phase,
         })

@@ -27,6 +27,8 @@ const MOST: u64 = 2 << 20;
 const LONGEST_NAME: usize = 64;
 const LONGEST_SENTENCE: usize = 32 << 10;
 const MOST_INTERFACES: usize = 64;
+/// The most disks.
+const MOST_DISKS: usize = 64;
 /// The most programs that can end: there is one of each.
 const MOST_LOST: usize = 3;
 
@@ -57,6 +59,9 @@ pub struct MachineState {
     /// The configuration at QEMU's start. Absent if QEMU was never started.
     #[serde(default)]
     pub started_with: Option<StartedWith>,
+    /// The disks that are block devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<BlockDevice>,
     /// The programs that QEMU needs and that have ended while the guest runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<Helper>,
@@ -79,6 +84,7 @@ impl MachineState {
             uuid: String::new(),
             macs: Vec::new(),
             started_with,
+            devices: Vec::new(),
             lost: Vec::new(),
             phase,
         }
@@ -107,6 +113,7 @@ impl MachineState {
             && ["", "kvm", "tcg"].contains(&self.accelerator.as_str())
             && self.accelerator_reason.len() <= LONGEST_SENTENCE
             && self.lost.len() <= MOST_LOST
+            && self.devices.len() <= MOST_DISKS
             && self.macs.len() <= MOST_INTERFACES
             && self.macs.iter().all(|mac| is_name(mac))
     }
@@ -119,6 +126,18 @@ impl MachineState {
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         write_atomically(&runtime.machine(), &text)
     }
+}
+
+/// A disk that is a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockDevice {
+    /// The disk's slot.
+    pub slot: u32,
+    /// The size that the device had when QEMU was started.
+    pub at_start: u64,
+    /// The size that it has now. QEMU does not see by itself that it has grown.
+    pub bytes: u64,
 }
 
 /// A program that QEMU is connected to.
@@ -345,6 +364,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            devices: vec![BlockDevice { slot: 0, at_start: 1 << 30, bytes: 2 << 30 }],
             lost: vec![Helper::PodNetwork],
             phase: Phase::Ended {
                 reason: EndReason::QemuFailed,

@@ -96,6 +96,31 @@ fn a_guest_reboots_when_its_agent_can_be_asked_and_only_once() {
 }
 
 #[test]
+fn a_disk_grows_while_its_guest_runs_and_is_never_made_smaller() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    let size = |vm: &Vm, bytes: u64| vm.change(|config| config["vm"]["drives"][1]["size"] = json!(bytes));
+    size(&vm, 4 << 20);
+    runner.console("guest: vdb=8192");
+    assert_eq!(vm.path("data.img").metadata().unwrap().len(), 4 << 20);
+    // A part of a sector is left out.
+    size(&vm, 1 << 10);
+    size(&vm, (8 << 20) + 100);
+    runner.console("guest: vdb=16384");
+    assert_eq!(runner.log().matches("changed change=\"Grow").count(), 2, "{}", runner.log());
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+    drop(runner);
+    // Its next start makes no less of it.
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    assert!(vm.path("data.img").metadata().unwrap().len() >= 8 << 20);
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
 fn several_people_join_the_console_and_see_what_was_before() {
     let vm = Vm::new(json!({}), json!({}));
     let join = |name: &str| {

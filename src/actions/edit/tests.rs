@@ -119,6 +119,14 @@ fn a_list_keeps_what_else_is_in_it() {
       {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}}]} (version 7)
     grow disk 1: refused: it has no disk 1; it has core, disk-1
     "#);
+    let of_our_runner = stored(|vm| {
+        vm["status"] =
+            json!({ "created": true, "devices": [{ "kind": "Disk", "name": "core-disk", "phase": "Attached" }] })
+    });
+    let live = decided(&of_our_runner, &grow("core", "2Gi"));
+    assert!(live.starts_with("disk core of 2Gi (before: 1Gi), AtOnce"), "{live}");
+    let other = decided(&of_our_runner, &grow("disk-1", "3Gi"));
+    assert!(other.starts_with("disk disk-1 of 3Gi (before: 2147483648), NextStart"), "the guest has it not: {other}");
 }
 
 #[test]
@@ -241,6 +249,13 @@ fn what_became_of_a_change_is_in_the_status() {
         (refused(), drive("0"), AtOnce, "not all is as it should be: no such file", false),
         (refused(), disk("core-disk", true), NextStart, restart, true),
         (json!({ "created": false }), disk("core-disk", true), NextStart, "the guest gets it when it starts", true),
+        (
+            json!({ "created": true }),
+            disk("core-disk", true),
+            AtOnce,
+            "the running guest has it as soon as the claim has grown",
+            true,
+        ),
         (waiting(), About::Cpus, NextStart, "waits for a restart: config.yaml/vm.maximumCpus", true),
         (waiting(), About::Cpus, AtOnce, "the running guest is asked for it, and has 1 now", true),
         (waiting(), About::Ram, AtOnce, "the running guest has it", true),

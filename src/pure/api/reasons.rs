@@ -113,7 +113,7 @@ reasons! {
     Overridden, "StateOverridden=True, event", Notice, "The annotation `stateUntil` outranks `spec.vm.state`. The message says until when.";
     OverrideIgnored, "StateOverridden=False, event", Warning, "The annotation `stateUntil` is ignored: it is no state and time, or its time is more than 30 days off.";
     OverrideEnded, "event", Notice, "The time of the annotation `stateUntil` has passed, or it was removed: `spec.vm.state` is in force again.";
-    ChangeFailed, "Ready=False, ChangesApplied=False, event", Warning, "QEMU refused a change of the running VM, such as a CD that can't be inserted. The message has QEMU's words. The runner tries again with the next change of the spec.";
+    ChangeFailed, "Ready=False, ChangesApplied=False, event", Warning, "QEMU refused a change of the running VM, such as a CD that can't be inserted. The message has QEMU's words. The runner tries again with the next change of the spec, and to grow a disk each minute.";
     StorageFull, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk is full, so QEMU has stopped the guest before it loses data. The message names the disk. The runner lets the guest go on when there is space.";
     StorageFailed, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk has another error for which the QEMU template stops the guest (`werror`, `rerror`). The runner tries again to let it go on.";
     TpmLost, "Ready=False, DevicesReady=False, event", Warning, "The program that emulates the TPM has ended. The guest goes on without a TPM until the VM is restarted; what the TPM had stored is kept.";

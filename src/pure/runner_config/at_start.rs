@@ -169,12 +169,13 @@ fn drives(vm: &VmSection) -> Vec<Device> {
         let number = if is_cd { cds.next() } else { disks.next() }.unwrap_or_default();
         let name = drive.label(number);
         let key = (if is_cd { DeviceKind::CdDrive } else { DeviceKind::Disk }, drive.slot(number));
-        let live = drive.cd().map_or(Value::Null, |file| json!({ "file": file, "name": drive.cd_name() }));
         let mut drive = drive.clone();
-        if let Drive::IdeCd { file, name, .. } = &mut drive {
-            file.clear();
-            *name = None;
-        }
+        let live = match &mut drive {
+            Drive::IdeCd { file, name, .. } => json!({ "file": std::mem::take(file), "name": name.take() }),
+            // A disk grows, and is never made smaller.
+            Drive::Raw { size, .. } => size.take().map_or(Value::Null, |size| json!({ "size": size })),
+            Drive::Qcow2 { .. } => Value::Null,
+        };
         drive.place(usize::MAX, key.1);
         Device { key, name, value: json!(drive), live }
     });
@@ -272,6 +273,7 @@ mod tests {
             ("powerdownTimeout: 5", "powerdownTimeout: 6"),
             ("display: { loggedInUser: ann }", "display: { loggedInUser: bob }"),
             ("drives: [{ type: ide-cd, file: a }]", "drives: [{ type: ide-cd, file: b, name: tools }]"),
+            ("drives: [{ type: raw, resource: a, size: 512 }]", "drives: [{ type: raw, resource: a, size: 1024 }]"),
             // The first has the slot of its place although it is not written.
             ("drives: [{ type: ide-cd, file: a }]", "drives: [{ type: ide-cd, file: a, slot: 0 }]"),
             ("network: [{ type: pod, device: d }]", "network: [{ type: pod, device: d, name: lan, slot: 0 }]"),

@@ -4,7 +4,10 @@ use super::*;
 use crate::{
     api::{VmReportStatus, status::DeviceKind},
     render::command_line::Medium,
-    runner::{cloud_init::CloudInitFiles, state::Phase},
+    runner::{
+        cloud_init::CloudInitFiles,
+        state::{BlockDevice, Phase},
+    },
     runner_config::RunnerConfig,
 };
 
@@ -58,7 +61,16 @@ fn password(expiry: &str) -> DisplayPassword {
 
 fn desired() -> Desired {
     let password = Some(password("now"));
-    Desired { cpus: 1, ram: 1 << 30, password, cds: vec![], reset_counter: 3, reboot_counter: 5, paused: false }
+    Desired {
+        cpus: 1,
+        ram: 1 << 30,
+        password,
+        cds: vec![],
+        disks: vec![],
+        reset_counter: 3,
+        reboot_counter: 5,
+        paused: false,
+    }
 }
 
 fn orders() -> Orders {
@@ -211,6 +223,40 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
 }
 
 #[test]
+fn a_disk_grows_to_what_its_file_should_have_or_its_device_has() {
+    let configuration = |drives: &str| {
+        let text = format!("/Runner: {{ namespace: n, vm: {{ name: v, drives: [{drives}] }} }}");
+        let config = RunnerConfig::parse(&text).unwrap();
+        Configuration { config, digest: String::new(), password: None, cloud_init: None, qemu: None }
+    };
+    let file =
+        |name: &str, size: u64| format!("{{ type: raw, resource: /var/local/vm-disks/{name}/disk.img, size: {size} }}");
+    let device = "{ type: raw, resource: /dev/b-disk, slot: 3 }";
+    let started = format!("{}, {device}", file("a", 1 << 20));
+    let machine = MachineState {
+        devices: vec![BlockDevice { slot: 3, at_start: 1 << 20, bytes: (2 << 20) + 512 }],
+        ..MachineState::failed_before_start(String::new(), Some(StartedWith::from(&configuration(&started))))
+    };
+    let wanted = |drives: &str| {
+        let disks = Desired::of(&configuration(drives), Some(&machine)).disks;
+        disks.into_iter().map(|it| (it.slot, it.disk, it.bytes)).collect::<Vec<_>>()
+    };
+    let b = (3, "b-disk".to_owned(), 2 << 20);
+    let a = |bytes| (0, "a".to_owned(), bytes);
+    assert_eq!(wanted(&started), std::slice::from_ref(&b), "the file has not grown");
+    assert_eq!(wanted(&format!("{device}, {}", file("a", (4 << 20) + 4095))), [a(4 << 20), b.clone()]);
+    // Another disk takes its place at the next start, and none does.
+    assert_eq!(wanted(&format!("{}, {device}", file("other", 8 << 20))), std::slice::from_ref(&b));
+    assert_eq!(wanted(""), [b]);
+    let actual = |bytes: u64| Actual { disks: vec![Disk { slot: 3, node: "n".into(), bytes }], ..settled() };
+    let desired = Desired { disks: Desired::of(&configuration(&started), Some(&machine)).disks, ..desired() };
+    let grow = Operation::Grow { disk: "b-disk".into(), node: "n".into(), bytes: 2 << 20 };
+    assert_eq!(changes(&desired, &actual(1 << 20)), [grow]);
+    assert_eq!(changes(&desired, &actual(2 << 20)), []);
+    assert_eq!(changes(&desired, &actual(3 << 20)), [], "it is never made smaller");
+}
+
+#[test]
 fn changes_that_qemu_takes_only_at_its_start_are_pending() {
     let config = |edit: &dyn Fn(&mut Value)| {
         let mut config = json!({
@@ -239,6 +285,7 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
         macs: vec!["52:54:00:00:00:01".into()],
         started_with: Some(StartedWith::from(&config(&|_| ()))),
+        devices: Vec::new(),
         lost: Vec::new(),
         phase: Phase::Running,
     };

@@ -32,6 +32,8 @@ pub struct PlayedQemu {
     pub drives: BTreeMap<String, Drive>,
     /// The files that are open, by their nodes.
     pub nodes: BTreeMap<String, String>,
+    /// The size of its disk in bytes.
+    pub disk: u64,
     /// How often it was reset.
     pub resets: u32,
     /// Whether the display had a password whenever the guest went on.
@@ -55,6 +57,7 @@ impl PlayedQemu {
             password: None,
             drives: ["cd0", "cd1"].into_iter().map(|name| (name.to_owned(), Drive::default())).collect(),
             nodes: BTreeMap::new(),
+            disk: 1 << 30,
             resets: 0,
             was_open: true,
             refuses: Vec::new(),
@@ -149,7 +152,10 @@ impl PlayedQemu {
             }
             "query-block" => {
                 let io_status = if self.status == "io-error" { "nospace" } else { "ok" };
-                let disk = json!({ "qdev": "/machine/peripheral/disk0/virtio-backend", "io-status": io_status });
+                let disk = json!({
+                    "qdev": "/machine/peripheral/disk0/virtio-backend", "io-status": io_status,
+                    "inserted": { "drv": "raw", "node-name": "disk0-image", "image": { "virtual-size": self.disk } },
+                });
                 let cds = self.drives.iter().map(|(name, drive)| self.block(name, drive));
                 return Ok(cds.chain([disk]).collect());
             }
@@ -172,6 +178,11 @@ impl PlayedQemu {
             }
             "set_password" => self.password = Some((text("password"), "never".into())),
             "expire_password" => self.password.as_mut().unwrap().1 = text("time"),
+            "block_resize" => {
+                let size = arguments["size"].as_u64().unwrap();
+                assert!(text("node-name") == "disk0-image" && size > self.disk, "a disk only grows: {request}");
+                self.disk = size;
+            }
             "blockdev-add" => {
                 let file = arguments["file"]["filename"].as_str().unwrap().to_owned();
                 if self.nodes.insert(text("node-name"), file).is_some() {

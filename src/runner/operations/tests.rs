@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::{played::PlayedQemu, *};
 use crate::render::command_line::Medium;
-use crate::runner::{config::Password, operation::DisplayPassword, qmp};
+use crate::runner::{changes::WantedDisk, config::Password, operation::DisplayPassword, qmp};
 
 /// Why the agent stops in the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ fn desired() -> Desired {
         ram: 1 << 30,
         password: password("s", "never"),
         cds: cds(["", ""]),
+        disks: disk(1 << 30),
         reset_counter: 3,
         reboot_counter: 5,
         paused: false,
@@ -65,6 +66,10 @@ fn password(secret: &str, expiry: &str) -> Option<DisplayPassword> {
 fn cds(texts: [&str; 2]) -> Vec<WantedCd> {
     let cd = |(slot, text): (u32, &str)| WantedCd { slot, drive: format!("drive{slot}"), text: text.into() };
     (0..).zip(texts).map(cd).collect()
+}
+
+fn disk(bytes: u64) -> Vec<WantedDisk> {
+    vec![WantedDisk { slot: 0, disk: "system-disk".into(), bytes }]
 }
 
 fn orders(desired: &Desired, start: &str) -> Orders {
@@ -223,7 +228,7 @@ impl World {
 
     /// Whether QEMU is as the configuration wants it.
     fn check(&self, at: &str) {
-        let Desired { cpus, ram, password, cds, reset_counter: _, reboot_counter: _, paused } = &self.desired;
+        let Desired { cpus, ram, password, cds, disks, reset_counter: _, reboot_counter: _, paused } = &self.desired;
         let Password { secret, expiry } = &password.as_ref().unwrap().password;
         assert_eq!(self.qemu.present(), *cpus, "{at}");
         assert_eq!(self.qemu.balloon, *ram, "{at}");
@@ -234,6 +239,7 @@ impl World {
             let file = self.qemu.file(&DeviceId::Cd(*slot).to_string()).unwrap_or_default();
             assert_eq!(file, text, "{at}");
         }
+        assert!(disks.iter().all(|disk| self.qemu.disk >= disk.bytes), "{at}: {}", self.qemu.disk);
         assert!(self.qemu.was_open, "{at}: the guest ran before its display had a password");
         assert_eq!(self.operations.refused(), [""; 0], "{at}");
     }
@@ -251,6 +257,7 @@ fn cases() -> Vec<(&'static str, Desired, Desired)> {
         ("CD into an empty drive", desired(), with_cds(["/a.iso", ""])),
         ("another CD", with_cds(["/a.iso", "/b.iso"]), with_cds(["/a.iso", "/c.iso"])),
         ("no CD", with_cds(["/a.iso", "/b.iso"]), with_cds(["", "/b.iso"])),
+        ("a larger disk", desired(), Desired { disks: disk(2 << 30), ..desired() }),
         ("pause", desired(), paused.clone()),
         ("go on", paused.clone(), desired()),
         ("reset", desired(), Desired { reset_counter: 4, ..desired() }),
@@ -264,6 +271,7 @@ fn cases() -> Vec<(&'static str, Desired, Desired)> {
                 ram: 1 << 28,
                 password: password("other", "never"),
                 cds: cds(["/b.iso", "/c.iso"]),
+                disks: disk(3 << 30),
                 reset_counter: 4,
                 reboot_counter: 6,
                 paused: true,
@@ -567,6 +575,23 @@ fn a_cd_that_the_machine_role_refuses_is_asked_about_again() {
     assert_eq!(world.operations.wake_at(), None);
 }
 
+#[test]
+fn a_disk_that_qemu_does_not_make_larger_is_said_and_tried_again() {
+    let mut world = World::running(desired());
+    world.qemu.refuses = vec!["block_resize"];
+    let larger = Desired { disks: disk(2 << 30), ..desired() };
+    world.want(&larger).unwrap();
+    let refused =
+        "the disk system-disk can't grow to 2Gi while the guest runs, but at its next start: no block_resize here";
+    assert_eq!(world.operations.refused(), [refused]);
+    world.after(GROW_AGAIN);
+    assert_eq!((world.operations.refused(), world.qemu.disk), (vec![refused.to_owned()], 1 << 30));
+    world.qemu.refuses.clear();
+    world.after(GROW_AGAIN);
+    world.check("later");
+    assert_eq!(world.operations.wake_at(), None);
+}
+
 /// What happens to a VM.
 #[derive(Clone, Debug)]
 enum Happening {
@@ -588,10 +613,10 @@ enum Happening {
 fn a_configuration() -> impl Strategy<Value = Desired> {
     let text = || prop::sample::select(vec!["", "/a.iso", "/b.iso"]);
     let secret = prop::sample::select(vec!["a", "b"]);
-    (1..=4_usize, 1..5_u64, secret, [text(), text()], 3..6_u64, 5..8_u64, any::<bool>()).prop_map(
-        |(cpus, quarters, secret, texts, reset_counter, reboot_counter, paused)| {
-            let (password, cds) = (password(secret, "never"), cds(texts));
-            Desired { cpus, ram: quarters << 28, password, cds, reset_counter, reboot_counter, paused }
+    (1..=4_usize, 1..5_u64, 1..5_u64, secret, [text(), text()], 3..6_u64, 5..8_u64, any::<bool>()).prop_map(
+        |(cpus, quarters, size, secret, texts, reset_counter, reboot_counter, paused)| {
+            let (password, cds, disks) = (password(secret, "never"), cds(texts), disk(size << 30));
+            Desired { cpus, ram: quarters << 28, password, cds, disks, reset_counter, reboot_counter, paused }
         },
     )
 }
@@ -665,6 +690,7 @@ proptest! {
         world.live(happenings, &last);
         prop_assert_eq!(world.qemu.present(), last.cpus);
         prop_assert_eq!(world.qemu.balloon, last.ram);
+        prop_assert!(world.qemu.disk >= last.disks[0].bytes);
         let Password { secret, expiry } = last.password.unwrap().password;
         prop_assert_eq!(world.qemu.password.clone(), Some((secret, expiry)));
         for WantedCd { slot, text, .. } in &last.cds {

@@ -103,7 +103,10 @@ fn resolve_claim(
     let path = format!("{}/{volume}", paths::DISK_DIR);
     let drive = if mode == "Filesystem" {
         // A claim that can't grow, or has not grown yet, has no room for a larger file.
-        let room = claim.and_then(|claim| claims::size_when_mounted(claim));
+        // While a guest runs, its disk grows after the file system, and not before.
+        let is_mounted = vm.status.as_ref().is_some_and(|status| status.created == Some(true));
+        let room = if is_mounted { claims::size_now } else { claims::size_when_mounted };
+        let room = claim.and_then(|claim| room(claim));
         let size = claims::requested_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
         Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size, serial, slot: None }
     } else {

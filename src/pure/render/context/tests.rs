@@ -2,6 +2,7 @@ use kube::core::{DynamicObject, TypeMeta};
 
 use super::*;
 use crate::{
+    api::VirtualMachineStatus,
     config::{DiskPvc, VolumeMode},
     observed::Object,
     ownership::OBJECT_MANAGER,
@@ -68,10 +69,17 @@ fn the_file_on_a_volume_has_the_size_of_the_disk_as_far_as_the_volume_has_room()
         ("1Gi", has("5Gi"), 1),
         ("3Gi", has("1Gi"), 1),
         ("3Gi", has("3Gi"), 3),
-        ("3Gi", mounted_larger, 3),
+        ("3Gi", mounted_larger.clone(), 3),
     ] {
         assert_eq!(gigabytes(&disk(wanted), &observed), Some(expected), "{wanted}");
     }
+    let mut running = disk("3Gi");
+    running.status = Some(VirtualMachineStatus { created: Some(true), ..VirtualMachineStatus::default() });
+    assert_eq!(
+        gigabytes(&running, &mounted_larger),
+        Some(1),
+        "a guest that runs gets no more than its file system has"
+    );
 }
 
 #[test]

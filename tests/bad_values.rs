@@ -171,56 +171,107 @@ fn check_running(vm: &VirtualMachine, observed: &Observed, rendered: Result<&[Re
     assert!(!actions.any(|action| matches!(action, Action::Delete { key, .. } if key.is_claim())), "{case}");
 }
 
-#[test]
-fn a_vm_with_any_single_bad_value_can_be_stopped_and_nothing_else_is_deleted() {
-    let (set, schema) = (TemplateSet::builtin().unwrap(), StatusSchema::new(crds()));
-    let (vms, values) = (base_vms(), values());
-    let neighbour = &vms[0];
-    let alone = json!(stored::read(&neighbour.to_string()).unwrap());
-    let (mut cases, mut invalid, mut renderings, mut failures) = (0, 0, 0, 0);
-    let mut rendered_places = BTreeSet::new();
-    for vm in &vms {
-        let observed = objects(vm, &set, "Running");
-        let ended = objects(vm, &set, "Failed");
-        let mut places = Vec::new();
-        pointers(vm, "", &mut places);
-        for place in places {
-            // A field is read and rendered alike for each VM, so the others get a few values, and are rendered only with a bad spec.
-            let is_new = rendered_places.insert(place.clone());
-            for value in values.iter().step_by(if is_new { 1 } else { 6 }) {
-                let case = format!("{place}={:.60}", value.to_string());
-                let mut changed = vm.clone();
-                *changed.pointer_mut(&place).unwrap() = value.clone();
-                let text = format!("[{changed},{neighbour}]");
-                let [StoredVm(bad), StoredVm(good)] =
-                    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{case}: {error}"));
-                assert_eq!(bad.metadata.name.as_deref(), vm["metadata"]["name"].as_str(), "{case}");
-                assert_eq!(json!(good), alone, "{case}");
-                cases += 1;
-                invalid += usize::from(bad.spec.invalid.is_some());
-                let rendered = if is_new || bad.spec.invalid.is_some() {
-                    renderings += 1;
-                    rendered(&bad, &observed, &set)
-                } else {
-                    Err(TemplateError::refused("x.yaml.j2", "not rendered in this test"))
-                };
-                failures += usize::from(rendered.is_err() && is_new);
-                check(&bad, &observed, rendered.as_deref(), &schema, &case);
-                if is_new && !place.starts_with("/spec/vm/state") {
-                    let mut running = bad.clone();
-                    running.spec.vm.state = PowerState::Running;
-                    for observed in [&observed, &ended] {
-                        check_running(&running, observed, rendered.as_deref(), &case);
-                    }
+/// How many cases there were, and what they came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    cases: usize,
+    invalid: usize,
+    renderings: usize,
+    failures: usize,
+}
+
+/// What all cases share.
+struct Stage {
+    set: TemplateSet,
+    schema: StatusSchema,
+    vms: Vec<Value>,
+    values: Vec<Value>,
+    /// The first VM, as it is read beside each case.
+    alone: Value,
+}
+
+/// A VM with its objects.
+struct Base<'a> {
+    vm: &'a Value,
+    observed: Observed,
+    ended: Observed,
+}
+
+impl Stage {
+    /// The VM with each value at this place. A field is read and rendered alike for each VM, so where it is not new it gets a few values, and is
+    /// rendered only with a bad spec.
+    fn place(&self, Base { vm, observed, ended }: &Base<'_>, place: &str, is_new: bool) -> Count {
+        let mut count = Count::default();
+        for value in self.values.iter().step_by(if is_new { 1 } else { 6 }) {
+            let case = format!("{place}={:.60}", value.to_string());
+            let mut changed = (*vm).clone();
+            *changed.pointer_mut(place).unwrap() = value.clone();
+            let text = format!("[{changed},{}]", self.vms[0]);
+            let [StoredVm(bad), StoredVm(good)] =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert_eq!(bad.metadata.name.as_deref(), vm["metadata"]["name"].as_str(), "{case}");
+            assert_eq!(json!(good), self.alone, "{case}");
+            count.cases += 1;
+            count.invalid += usize::from(bad.spec.invalid.is_some());
+            let rendered = if is_new || bad.spec.invalid.is_some() {
+                count.renderings += 1;
+                rendered(&bad, observed, &self.set)
+            } else {
+                Err(TemplateError::refused("x.yaml.j2", "not rendered in this test"))
+            };
+            count.failures += usize::from(rendered.is_err() && is_new);
+            check(&bad, observed, rendered.as_deref(), &self.schema, &case);
+            if is_new && !place.starts_with("/spec/vm/state") {
+                let mut running = bad.clone();
+                running.spec.vm.state = PowerState::Running;
+                for observed in [observed, ended] {
+                    check_running(&running, observed, rendered.as_deref(), &case);
                 }
             }
         }
+        count
     }
+}
+
+#[test]
+fn a_vm_with_any_single_bad_value_can_be_stopped_and_nothing_else_is_deleted() {
+    let vms = base_vms();
+    let alone = json!(stored::read(&vms[0].to_string()).unwrap());
+    let stage =
+        Stage { set: TemplateSet::builtin().unwrap(), schema: StatusSchema::new(crds()), vms, values: values(), alone };
+    let bases = stage.vms.iter().map(|vm| Base {
+        vm,
+        observed: objects(vm, &stage.set, "Running"),
+        ended: objects(vm, &stage.set, "Failed"),
+    });
+    let bases: Vec<Base<'_>> = bases.collect();
+    let (mut places, mut known) = (Vec::new(), BTreeSet::new());
+    for base in &bases {
+        let mut of_vm = Vec::new();
+        pointers(base.vm, "", &mut of_vm);
+        for place in of_vm {
+            let is_new = known.insert(place.clone());
+            places.push((base, place, is_new));
+        }
+    }
+    let threads = std::thread::available_parallelism().map_or(1, Into::into);
+    let share = |thread: usize| {
+        let own = places.iter().skip(thread).step_by(threads);
+        own.map(|(base, place, is_new)| stage.place(base, place, *is_new)).collect::<Vec<Count>>()
+    };
+    let counts: Vec<Count> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || share(thread))).collect();
+        running.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let sum = |part: fn(&Count) -> usize| counts.iter().map(part).sum::<usize>();
+    let (cases, invalid) = (sum(|count| count.cases), sum(|count| count.invalid));
     eprintln!(
-        "{} VMs, {} values at {} places: {cases} cases, {invalid} with a spec that can't be read, {renderings} rendered, {failures} refused",
-        vms.len(),
-        values.len(),
-        rendered_places.len(),
+        "{} VMs, {} values at {} places: {cases} cases, {invalid} with a spec that can't be read, {} rendered, {} refused",
+        stage.vms.len(),
+        stage.values.len(),
+        known.len(),
+        sum(|count| count.renderings),
+        sum(|count| count.failures),
     );
-    assert!(vms.len() > 20 && cases > 10_000 && invalid > 1000);
+    assert!(stage.vms.len() > 20 && cases > 10_000 && invalid > 1000);
 }

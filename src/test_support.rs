@@ -75,14 +75,17 @@ pub(crate) fn allowing() -> ReconcilerConfig {
     ReconcilerConfig { allowed, ..ReconcilerConfig::default() }
 }
 
+/// The schema of the status in the CRD with this file.
+pub(crate) fn status_schema(file: &str) -> Value {
+    let (_, crd) = crate::api::crd::crds().into_iter().find(|(name, _)| name == file).unwrap();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"].clone()
+}
+
 /// Panics unless the API server takes this as the status of a VmReport: one value that it refuses would keep all else from being known.
 #[cfg(all(feature = "runner", feature = "schema"))]
 pub(crate) fn assert_is_report(status: &Value) {
-    static SCHEMA: std::sync::LazyLock<jsonschema::Validator> = std::sync::LazyLock::new(|| {
-        let (_, crd) = crate::api::crd::crds().into_iter().find(|(file, _)| file == "vmreports-crd.yaml").unwrap();
-        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
-        jsonschema::validator_for(schema).unwrap()
-    });
+    static SCHEMA: std::sync::LazyLock<jsonschema::Validator> =
+        std::sync::LazyLock::new(|| jsonschema::validator_for(&status_schema("vmreports-crd.yaml")).unwrap());
     let refused: Vec<_> =
         SCHEMA.iter_errors(status).map(|error| format!("{}: {error}", error.instance_path())).collect();
     assert!(refused.is_empty(), "{refused:?} of {status:#}");

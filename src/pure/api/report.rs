@@ -318,15 +318,9 @@ fn osinfo() -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::api::crd::crds;
+    use crate::test_support::status_schema;
 
     use super::*;
-
-    /// The status in a CRD.
-    fn status(file: &str) -> Value {
-        let (_, crd) = crds().into_iter().find(|(name, _)| name == file).unwrap();
-        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"].clone()
-    }
 
     /// Where a part of a report may be what the status of a VM may not.
     fn wider(report: &Value, vm: &Value, path: &str) -> Vec<String> {
@@ -370,7 +364,7 @@ mod tests {
     /// The manager writes into the status of the VM what a runner reports: what the API server took from the one it must take from the other.
     #[test]
     fn what_a_report_may_say_the_status_of_a_vm_may_say() {
-        let (mut report, vm) = (status("vmreports-crd.yaml"), status("vms-crd.yaml"));
+        let (mut report, vm) = (status_schema("vmreports-crd.yaml"), status_schema("vms-crd.yaml"));
         // These have another form: the values are texts.
         report["properties"].as_object_mut().unwrap().remove("pendingChanges");
         assert_eq!(wider(&report, &vm, "status"), Vec::<String>::new());

@@ -11,8 +11,8 @@
 //! done, it can be done again without harm (memory, password, pause), or it was noted before it was sent and is not done again (reset, reboot).
 //! What has no answer is known no more: not as it was before, and not as it should be.
 //!
-//! An operation that QEMU refuses is not tried again until the configuration changes, or what the operation depends on; only a disk is after a minute. One that waits for the
-//! guest, which must open a tray or release a device, leaves the others alone.
+//! An operation that QEMU refuses is not tried again until the configuration changes, or what the operation depends on; only a disk is tried again
+//! after a minute. One that waits for the guest, which must open a tray or release a device, leaves the others alone.
 
 use std::{collections::VecDeque, fmt, mem, time::Duration};
 

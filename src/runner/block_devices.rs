@@ -26,6 +26,7 @@ struct Device {
 }
 
 /// The open devices.
+#[derive(Default)]
 pub struct BlockDevices(Vec<Device>);
 
 impl BlockDevices {
@@ -41,6 +42,11 @@ impl BlockDevices {
             Some(Device { slot, file, at_start })
         });
         Self(devices.collect())
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Their sizes.

@@ -295,8 +295,9 @@ impl StartedVm {
             warn!(%error, "the guest can't be ended by the command vm-runner end, and its CDs can't be changed");
         });
         let control = control.ok();
-        let devices = self.state.started_with.as_ref().map(|started| BlockDevices::open(&started.vm));
-        let sizes = devices.as_ref().map(BlockDevices::sizes).unwrap_or_default();
+        let started = self.state.started_with.as_ref();
+        let devices = started.map(|started| BlockDevices::open(&started.vm)).unwrap_or_default();
+        let sizes = devices.sizes();
         self.state.devices.clone_from(&sizes);
         // The agent may continue the guest from here on. The console is copied already, so none of the guest's output is lost.
         self.state.phase = Phase::Running;
@@ -334,11 +335,13 @@ impl StartedVm {
 
 /// Calls `changed` with the sizes of the devices whenever they are not those that are `known`. It returns whether they are now.
 async fn follow_sizes(
-    devices: Option<BlockDevices>,
+    devices: BlockDevices,
     mut known: Vec<BlockDevice>,
     changed: impl Fn(&Vec<BlockDevice>) -> bool,
 ) -> Infallible {
-    let Some(devices) = devices else { return std::future::pending().await };
+    if devices.is_empty() {
+        return std::future::pending().await;
+    }
     loop {
         sleep(READ_AGAIN).await;
         let sizes = devices.sizes();

@@ -154,10 +154,9 @@ use crate::{
     kvm::{self, TrialResult},
     process::{ErrorChain, name_client, signals},
     relay::PORT,
-    runner_config::paths,
+    runner_config::{RunnerConfig, paths},
 };
 use agent::{Agent, AgentOptions};
-use config::Configuration;
 use ctl::{Reply, Task};
 use figures::Trouble;
 use from_file::FileArguments;
@@ -570,7 +569,7 @@ fn write_termination_message(path: &Path, message: &str) {
 
 fn machine_options(
     arguments: &RunArguments,
-    configuration: &Configuration,
+    configuration: &config::Configuration,
     runtime_dir: fn(&Path) -> Result<RuntimeDir, files::FileAccessError>,
 ) -> Result<MachineOptions, Error> {
     let runtime = arguments.runtime_dir.as_deref().unwrap_or(Path::new(&configuration.config.runtime_dir));
@@ -606,9 +605,8 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
         port: arguments.relay_port,
         runtime: options.runtime.clone(),
     };
-    let pod_uid = arguments.pod_uid.clone();
-    let parts = Parts { options, configuration, logging, client, pod_uid, relay: Some(relay) };
-    run_with_agent(parts, arguments.role, term).await
+    let resource = resource(client, &configuration.config, arguments.pod_uid.clone());
+    run_with_agent(Parts { options, logging, resource, relay: Some(relay) }, arguments.role, term).await
 }
 
 /// Runs a VM with both roles and without an API server: the status is only logged. `term` becomes true when the VM must be stopped.
@@ -622,24 +620,24 @@ pub async fn run_without_cluster(
 ) -> Result<(), Error> {
     logging.read(&options.config_dir);
     let configuration = config::read(&options.config_dir)?;
-    let parts = Parts { options, configuration, logging, client: None, pod_uid: None, relay: None };
-    run_with_agent(parts, Role::All, term).await
+    let resource = resource(None, &configuration.config, None);
+    run_with_agent(Parts { options, logging, resource, relay: None }, Role::All, term).await
+}
+
+fn resource(client: Option<Client>, config: &RunnerConfig, pod_uid: Option<String>) -> VmResource {
+    VmResource::new(client, &config.namespace, Target { name: config.vm.name.clone(), pod_uid })
 }
 
 /// What the roles are made of.
 struct Parts {
     options: MachineOptions,
-    configuration: Configuration,
     logging: Logging,
-    client: Option<Client>,
-    pod_uid: Option<String>,
+    resource: VmResource,
     relay: Option<RelayOptions>,
 }
 
 async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -> Result<(), Error> {
-    let Parts { options, configuration, logging, client, pod_uid, relay } = parts;
-    let target = Target { name: configuration.config.vm.name.clone(), pod_uid };
-    let resource = VmResource::new(client, &configuration.config.namespace, target);
+    let Parts { options, logging, resource, relay } = parts;
     let (reports, receiver) = watch::channel(None);
     let writing = tokio::spawn(StatusWriter::new(resource.clone()).follow(receiver));
     let (state, relayed) = watch::channel(RelayState::default());
@@ -649,7 +647,6 @@ async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -
     let agent_options = AgentOptions {
         config_dir: options.config_dir.clone(),
         runtime: options.runtime.clone(),
-        configuration,
         logging,
         resource,
         relay: relayed,

@@ -439,7 +439,6 @@ async fn agent_case(input: Input, mutator: &mut Mutator, folders: &Folders) -> u
     let options = AgentOptions {
         config_dir: folders.config.clone(),
         runtime: runtime.clone(),
-        configuration: config::read(&folders.config).unwrap(),
         logging: Logging::new(None).0,
         resource: VmResource::new(None, "ns1", Target { name: "vm1".into(), pod_uid: None }),
         relay: tokio::sync::watch::channel(vm_operator::runner::relay::RelayState::default()).1,

@@ -57,6 +57,9 @@ pub enum Error {
     /// The directories cannot be watched.
     #[error(transparent)]
     File(#[from] FileAccessError),
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] config::Error),
     /// The kernel does not report changes of the directories any more.
     #[error("cannot watch the configuration any more")]
     Watch(#[source] io::Error),
@@ -68,8 +71,6 @@ pub struct AgentOptions {
     pub config_dir: PathBuf,
     /// The runtime directory.
     pub runtime: RuntimeDir,
-    /// The configuration as it was read at the start.
-    pub configuration: Configuration,
     /// The log levels, which follow a file in the configuration directory.
     pub logging: Logging,
     /// The VM in the API server.
@@ -81,6 +82,7 @@ pub struct AgentOptions {
 /// The agent.
 pub struct Agent {
     options: AgentOptions,
+    configuration: Configuration,
     follower: Follower,
     observation: Observation,
     reports: watch::Sender<Option<Report>>,
@@ -113,14 +115,18 @@ enum SessionInput {
 }
 
 impl Agent {
-    /// Starts to watch the directories. The agent sends its reports to `reports`.
+    /// Starts to watch the directories, and reads the configuration. The agent sends its reports to `reports`.
     ///
     /// # Errors
-    /// If a directory cannot be watched.
-    pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
+    /// If a directory cannot be watched, or the configuration can't be used.
+    pub fn new(mut options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
         let follower = options.runtime.follow_with(&options.config_dir)?;
+        // A change of what was read before the watch would not be seen.
+        options.logging.read(&options.config_dir);
+        let configuration = config::read(&options.config_dir)?;
         Ok(Self {
             options,
+            configuration,
             follower,
             observation: Observation::default(),
             reports,
@@ -285,14 +291,14 @@ impl Agent {
         if self.quiet_until.is_some() {
             return;
         }
-        let Configuration { config, digest, .. } = &self.options.configuration;
+        let Configuration { config, digest, .. } = &self.configuration;
         let machine = self.observation.machine.as_ref();
         let cpus = self.observation.cpus;
         self.observation.cds = machine.map(|machine| report::cds(machine, &config.vm)).unwrap_or_default();
         self.observation.attachments =
-            machine.map(|machine| attachments(machine, &self.options.configuration)).unwrap_or_default();
+            machine.map(|machine| attachments(machine, &self.configuration)).unwrap_or_default();
         self.observation.pending =
-            machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
+            machine.map(|machine| pending(machine, cpus, &self.configuration)).unwrap_or_default();
         // What the machine role says of the CDs is a part of what the configuration has become.
         let is_asked = session.is_some_and(|session| session.media_question.is_some());
         if !is_asked || self.observation.config_digest.is_none() {
@@ -315,8 +321,8 @@ impl Agent {
         self.options.logging.read(&self.options.config_dir);
         match config::read(&self.options.config_dir) {
             Ok(configuration) => {
-                let is_new = configuration != self.options.configuration;
-                self.options.configuration = configuration;
+                let is_new = configuration != self.configuration;
+                self.configuration = configuration;
                 is_new
             }
             Err(error) => {
@@ -359,7 +365,7 @@ impl Agent {
     async fn begin_session(&mut self) -> Result<Session, QmpError> {
         let monitor = Qmp::connect(&self.options.runtime.agent_monitor()).await?;
         let machine = self.observation.machine.as_ref();
-        let config = &self.options.configuration.config;
+        let config = &self.configuration.config;
         let orders = machine.map(|machine| Orders::of(&self.options.runtime, machine, config)).unwrap_or_default();
         let cpu_rule = machine.map(CpuRule::of).unwrap_or_default();
         let started = machine.and_then(|machine| machine.started_with.as_ref());
@@ -391,7 +397,7 @@ impl Agent {
 
     /// What the configuration says. A time that counts from the moment when the password is set becomes one of the clock.
     fn desired(&self) -> Desired {
-        let mut desired = Desired::of(&self.options.configuration, self.observation.machine.as_ref());
+        let mut desired = Desired::of(&self.configuration, self.observation.machine.as_ref());
         if let Some(display) = &mut desired.password {
             let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
             display.password.expiry = PasswordEnd::fixed(&self.options.runtime, start, &display.password);
@@ -424,7 +430,7 @@ impl Agent {
     }
 
     async fn find_viewers(&mut self, session: &mut Session) {
-        let viewers = match self.options.configuration.config.vm.display.protocol() {
+        let viewers = match self.configuration.config.vm.display.protocol() {
             Some("vnc") => session.monitor.query(&Command::QueryVnc).await,
             Some(_) => session.monitor.query(&Command::QuerySpice).await,
             None => Ok(Viewers::default()),
@@ -469,7 +475,7 @@ impl Agent {
     /// Sends the next request to the login agent, if there is one.
     async fn request_login(&mut self, session: &mut Session) {
         let Some(port) = &mut session.login else { return };
-        let user = self.options.configuration.config.vm.display.logged_in_user.as_deref();
+        let user = self.configuration.config.vm.display.logged_in_user.as_deref();
         if let Some(line) = self.observation.login.next_request(user) {
             info!(line, "sending a request to the login agent");
             if let Err(error) = port.send(&line).await {
@@ -570,11 +576,11 @@ impl Agent {
         let Orders { counter, reboots, .. } = *operations.orders();
         self.observation.reset_counter = Some(counter);
         // Nobody wants to know of reboots in a VM that was never asked for one.
-        let is_known = reboots > 0 || self.options.configuration.config.reboot_counter > 0;
+        let is_known = reboots > 0 || self.configuration.config.reboot_counter > 0;
         self.observation.reboot_counter = is_known.then_some(reboots);
         if operations.password_is_set() {
             // As the configuration has it.
-            let password = self.options.configuration.password.as_ref();
+            let password = self.configuration.password.as_ref();
             self.observation.password_expiry = password.map(|password| password.expiry.clone());
         }
         if operations.stands_still() {

@@ -21,7 +21,7 @@ impl Agent {
 
     /// Sets the guest's clock by the guest agent, if it is behind. Without an agent the report says that it is.
     pub(super) fn set_clock(&mut self, session: &mut Session) {
-        let vm = &self.options.configuration.config.vm;
+        let vm = &self.configuration.config.vm;
         // With `vm` the hardware's clock stands still too, because somebody wants that.
         if self.behind < MATTERS || vm.rtc_clock == "vm" {
             return;

@@ -76,7 +76,6 @@ impl Vm {
         let options = AgentOptions {
             config_dir: self.config.clone(),
             runtime: self.runtime.clone(),
-            configuration: config::read(&self.config).unwrap(),
             logging: Logging::new(None).0,
             resource: VmResource::new(None, "ns", Target { name: "apple".into(), pod_uid: None }),
             relay: watch::channel(RelayState::default()).1,

@@ -60,6 +60,7 @@ mod store;
 mod sums;
 mod template_sets;
 mod tls;
+mod watched;
 mod web_client;
 mod why;
 
@@ -93,16 +94,11 @@ use self::{
     settings::Settings,
     store::Store,
     sums::{History, Sum},
+    watched::Watched,
 };
 use crate::{
     config::{Config, Scope},
-    process::{
-        connections::Limits,
-        follow::{Changes, DirectoryWatch, Follower, is_exhausted},
-        name_client,
-        network::Network,
-        signals,
-    },
+    process::{connections::Limits, name_client, network::Network, signals},
 };
 
 /// How long the events of what people did may take to be written, when the program ends.
@@ -139,10 +135,18 @@ pub struct Options {
 /// If the configuration or the key can't be used, no API server is configured, or the address can't be listened on.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let ending = signals::termination().context("wait for signals")?;
-    let (settings, config) = load(options.config.as_deref())?;
+    let file = options.config.as_deref();
+    let (loaded, config_file) = Watched::load(file.as_slice(), || load(file));
+    let (settings, config) = loaded?;
     settings.warnings.iter().for_each(|warning| warn!("{warning}"));
-    let keys = keys(options.session_key.as_deref())?;
-    let tls = options.tls.as_ref().map(|(certificate, key)| tls::load(certificate, key)).transpose()?;
+    let file = options.session_key.as_deref();
+    let (keys, key_file) = Watched::load(file.as_slice(), || keys(file));
+    let keys = keys?;
+    let tls = options.tls.as_ref().map(|(certificate, key)| {
+        let (loaded, files) = Watched::load(&[certificate, key], || tls::load(certificate, key));
+        loaded.map(|config| (config, files))
+    });
+    let tls = tls.transpose()?;
     let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     name_client(&mut kubeconfig, "vm-operator-web");
     let own_namespace = kubeconfig.default_namespace.clone();
@@ -153,16 +157,16 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let store = Store::follow(&client, &scope.watched());
     let (changed, settings) = watch::channel(Arc::new(settings));
     if let Some(file) = options.config {
-        tokio::spawn(follow(file, changed, store.clone()));
+        tokio::spawn(follow(file, config_file, changed, store.clone()));
     }
     let (changed, keys) = watch::channel(Arc::new(keys));
     if let Some(file) = options.session_key {
-        tokio::spawn(follow_keys(file, changed));
+        tokio::spawn(follow_keys(file, key_file, changed));
     }
     let is_https = tls.is_some();
-    let tls = options.tls.zip(tls).map(|((certificate, key), config)| {
+    let tls = options.tls.zip(tls).map(|((certificate, key), (config, files))| {
         let (changed, tls) = watch::channel(config);
-        tokio::spawn(follow_certificate(certificate, key, changed));
+        tokio::spawn(follow_certificate(certificate, key, files, changed));
         tls
     });
     tokio::spawn(open_users::check(client.clone(), own_namespace.clone()));
@@ -247,7 +251,7 @@ fn keys(file: Option<&Path>) -> anyhow::Result<Keys> {
 }
 
 /// Reads the configuration again when it changes. Where the program listens and which namespaces it shows are as they were at its start.
-async fn follow(file: PathBuf, changed: watch::Sender<Arc<Settings>>, store: Arc<Store>) {
+async fn follow(file: PathBuf, watched: Watched, changed: watch::Sender<Arc<Settings>>, store: Arc<Store>) {
     let read = || match load(Some(&file)) {
         Ok((settings, _)) => {
             info!(file = %file.display(), "the configuration of the web interface has changed");
@@ -259,11 +263,11 @@ async fn follow(file: PathBuf, changed: watch::Sender<Arc<Settings>>, store: Arc
             "the configuration can't be used by the web interface; the last good one stays in force"
         ),
     };
-    on_change(&[&file], read).await;
+    watched.on_change(read).await;
 }
 
 /// Reads the keys of cookies again when their file changes.
-async fn follow_keys(file: PathBuf, changed: watch::Sender<Arc<Keys>>) {
+async fn follow_keys(file: PathBuf, watched: Watched, changed: watch::Sender<Arc<Keys>>) {
     let read = || match keys(Some(&file)) {
         Ok(keys) => {
             info!(file = %file.display(), "the session keys have changed");
@@ -273,11 +277,16 @@ async fn follow_keys(file: PathBuf, changed: watch::Sender<Arc<Keys>>) {
             error!(error = format!("{error:#}"), "the session keys can't be used; the last good ones stay in force")
         }
     };
-    on_change(&[&file], read).await;
+    watched.on_change(read).await;
 }
 
 /// Reads the certificate and its key again when their files change.
-async fn follow_certificate(certificate: PathBuf, key: PathBuf, changed: watch::Sender<Arc<ServerConfig>>) {
+async fn follow_certificate(
+    certificate: PathBuf,
+    key: PathBuf,
+    watched: Watched,
+    changed: watch::Sender<Arc<ServerConfig>>,
+) {
     let read = || match tls::load(&certificate, &key) {
         Ok(config) => {
             info!(file = %certificate.display(), "the certificate has changed");
@@ -287,44 +296,7 @@ async fn follow_certificate(certificate: PathBuf, key: PathBuf, changed: watch::
             error!(error = format!("{error:#}"), "the certificate can't be used; the last good one stays in force")
         }
     };
-    on_change(&[&certificate, &key], read).await;
-}
-
-/// Calls `read` whenever the content of one of the files has changed.
-async fn on_change(files: &[&Path], read: impl Fn()) {
-    let folder =
-        |file: &Path| file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
-    let folders: Vec<PathBuf> = files.iter().map(|file| folder(file)).collect();
-    let mut follower = match follower(&folders) {
-        Ok(follower) => follower,
-        Err(error) => {
-            warn!(%error, ?files, "changes of these files take effect only after a restart");
-            return;
-        }
-    };
-    let content = || files.iter().map(|file| fs::read(file).ok()).collect::<Vec<_>>();
-    let mut known = content();
-    while follower.changed().await.is_ok() {
-        let now = content();
-        if now != known {
-            known = now;
-            read();
-        }
-    }
-}
-
-fn follower(folders: &[PathBuf]) -> io::Result<Follower> {
-    let watch = || {
-        let watch = DirectoryWatch::new()?;
-        folders.iter().try_for_each(|folder| watch.add(folder, Changes::Files))?;
-        watch.follow()
-    };
-    match watch() {
-        Err(error) if is_exhausted(&error) => {
-            Ok(Follower::polling(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>()))
-        }
-        result => result,
-    }
+    watched.on_change(read).await;
 }
 
 /// Notes from time to time what all VMs have.

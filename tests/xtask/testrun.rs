@@ -44,6 +44,46 @@ impl Count {
     }
 }
 
+/// Why tests have failed, as their programs say it after all tests:
+///
+/// ```text
+/// ---- module::test stdout ----
+///
+/// thread 'module::test' (123) panicked at tests/module.rs:10:5:
+/// waited 600 s in vain for it
+/// note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+/// ```
+#[derive(Debug, Default)]
+struct Failures {
+    /// A line for each test, with at most [`Failures::LINES`] of its message.
+    told: Vec<String>,
+    /// How many lines of the message are still to come.
+    open: usize,
+}
+
+impl Failures {
+    const LINES: usize = 3;
+
+    fn add(&mut self, line: &str) {
+        let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = name {
+            self.told.push(format!("failed: {name}"));
+            self.open = 0;
+        } else if line.starts_with("thread '") && line.contains(" panicked at ") {
+            // A test may panic in a thread of its own before.
+            self.open = Self::LINES;
+        } else if line.is_empty() || line.starts_with("note: ") {
+            self.open = 0;
+        } else if self.open > 0
+            && let Some(last) = self.told.last_mut()
+        {
+            self.open -= 1;
+            last.push_str("\n  ");
+            last.push_str(line);
+        }
+    }
+}
+
 /// Runs the tests whose names contain one of `filters`, or all. The last line says how many there were.
 ///
 /// Returns whether all passed; there is nothing to say about it after that line.
@@ -58,15 +98,20 @@ pub fn run(filters: &[String]) -> Result<bool> {
     let others = other_suites()?;
     let others = others.iter().flat_map(|suite| ["--test", suite.as_str()]);
     let others: Vec<_> = ["--lib", "--bins"].into_iter().chain(others).collect();
-    let (mut count, mut all_well) = (Count::default(), true);
+    let (mut count, mut failures, mut all_well) = (Count::default(), Failures::default(), true);
     // Tests on an API server or a node often wait: for watches, Pods, the boot of one guest. Those with nothing but guests do not. On two cores, two more
     // tests on an API server than cores leave 2 % of the time idle; the Pods of more tests would not fit on the node.
     let runs = [(&others[..], cores), (&["--test", NODE], cores + 1), (&["--test", API_SERVER], cores + 2)];
     for (suites, threads) in runs {
         let begin = Instant::now();
-        all_well &= cargo(suites, threads, filters, &mut count)?;
+        all_well &= cargo(suites, threads, filters, |line| {
+            count.add(line);
+            failures.add(line);
+        })?;
         println!("took {} s", begin.elapsed().as_secs());
     }
+    // Whoever sees only the end of a long output sees these.
+    failures.told.iter().for_each(|failure| println!("{failure}"));
     println!("{} passed, {} failed, {} skipped", count.passed, count.failed, count.skipped);
     Ok(all_well)
 }
@@ -85,8 +130,8 @@ fn other_suites() -> Result<Vec<String>> {
     Ok(suites)
 }
 
-/// Runs test programs with so many tests at once, and returns whether all passed.
-fn cargo(suites: &[&str], threads: usize, filters: &[String], count: &mut Count) -> Result<bool> {
+/// Runs test programs with so many tests at once, and returns whether all passed. `said` gets each line of their output.
+fn cargo(suites: &[&str], threads: usize, filters: &[String], mut said: impl FnMut(&str)) -> Result<bool> {
     let threads = format!("--test-threads={threads}");
     let mut command = Command::new(tools::cargo());
     command.args(["static-test", "--no-fail-fast"]).args(suites).args(["--", &threads]).args(filters);
@@ -97,7 +142,7 @@ fn cargo(suites: &[&str], threads: usize, filters: &[String], count: &mut Count)
     let output = child.stdout.take().context("no pipe from cargo")?;
     for line in BufReader::new(output).split(b'\n') {
         let line = line.context("reading what the tests say")?;
-        count.add(&String::from_utf8_lossy(&line));
+        said(&String::from_utf8_lossy(&line));
         let mut out = std::io::stdout().lock();
         out.write_all(&line).and_then(|()| out.write_all(b"\n")).context("passing on what the tests say")?;
     }
@@ -106,7 +151,7 @@ fn cargo(suites: &[&str], threads: usize, filters: &[String], count: &mut Count)
 
 #[cfg(test)]
 mod tests {
-    use super::Count;
+    use super::{Count, Failures};
 
     #[test]
     fn counts_over_test_programs() {
@@ -115,5 +160,21 @@ mod tests {
         count.add("test result: FAILED. 2 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 64.20s");
         count.add("test a::b ... ok");
         assert_eq!(count, Count { passed: 14, failed: 2, skipped: 1 });
+    }
+
+    #[test]
+    fn a_failed_test_is_named_with_its_message() {
+        let mut failures = Failures::default();
+        let said = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\nguest: up\n\nthread 'a::b' (7) panicked at tests/a.rs:1:2:\n\
+            assertion `left == right` failed: the guest\n  left: 1\n right: 2\nmore\nnote: run with `RUST_BACKTRACE=1`\n$ kubectl get\n\n\
+            ---- c stdout ----\n\nthread 'c' (8) panicked at tests/c.rs:1:2:\nwaited\n\n\nfailures:\n    a::b\n    c\n";
+        said.lines().for_each(|line| failures.add(line));
+        assert_eq!(
+            failures.told,
+            [
+                "failed: a::b\n  assertion `left == right` failed: the guest\n    left: 1\n   right: 2",
+                "failed: c\n  waited"
+            ]
+        );
     }
 }

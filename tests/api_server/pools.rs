@@ -1,6 +1,7 @@
 //! Pools on a real API server with a manager: assigning, what the manager does by itself, the commands, and many people at once.
-//! [`members`]: pools that make their VMs; [`model`]: many people at once; [`reset`]: new disks for the next user.
+//! [`autoscaler`]: pools that are scaled by what their guests use; [`members`]: pools that make their VMs; [`model`]: many people at once; [`reset`]: new disks for the next user.
 
+mod autoscaler;
 mod members;
 mod model;
 mod reset;

@@ -53,7 +53,11 @@ pub mod reasons {
     derive = "PartialEq",
     status = "VmPoolStatus",
     doc = "A pool of virtual machines.",
-    scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas"),
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
     validation = Rule::new("!has(self.spec.template) || self.metadata.name.size() <= 59").message("the VMs of the pool are called NAME-0, NAME-1 and so on, with at most 63 characters: the name of a pool with a template has at most 59"),
     validation = Rule::new("!has(self.spec.replicas) || has(self.spec.template)").message("replicas needs a template, from which the VMs are made"),
     validation = Rule::new("!has(self.spec.reset) || (has(self.spec.template) && has(self.spec.replicas))").message("reset needs a template and replicas: a VM that somebody had is replaced by a new one"),
@@ -203,6 +207,9 @@ pub struct VmPoolStatus {
     /// How many of these are as the template is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_replicas: Option<u32>,
+    /// A label selector of the Pods of these VMs. A HorizontalPodAutoscaler finds them by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
     /// The pool's conditions: Ready and, with a template, Scaled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]

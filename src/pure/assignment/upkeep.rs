@@ -33,9 +33,12 @@ use super::{
     GRACE, Held, Member, Pool, Pools, Start, Write, later,
     members::{MemberPlan, scaled},
 };
-use crate::api::{
-    conditions::{self, READY},
-    pool::{VmPoolStatus, reasons},
+use crate::{
+    api::{
+        conditions::{self, READY},
+        pool::{VmPoolStatus, reasons},
+    },
+    object::POOL_LABEL,
 };
 
 /// How often it is noted that a user is at the console.
@@ -258,6 +261,7 @@ pub fn status(
         expired: Some(expired),
         replicas: plan.map(|(plan, _)| plan.replicas),
         updated_replicas: plan.map(|(plan, _)| plan.updated),
+        selector: plan.map(|_| format!("{POOL_LABEL}={}", pool.name)),
         conditions: [Condition {
             type_: READY.into(),
             status: status.into(),

@@ -16,7 +16,7 @@
 //! | `relay` | `secret`: the name of the Secret of the relay, or `none` if there is no relay; for a new one `certificate`, `key` and `token` |
 //! | `displaySecret` | `name` of the display secret, or `none`; `version`: changes when somebody changes its content; `generate`: whether the operator makes it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the VM (the operator sets them in any case) |
-//! | `podLabels` | those, and of the VM's own labels those whose keys the manager's configuration allows (`podLabels`), without those of other tools |
+//! | `podLabels` | those, the pool that has made the VM, and of the VM's own labels those whose keys the manager's configuration allows (`podLabels`), without those of other tools |
 //! | `values` | the values of the template set, over them the manager's `templateValues`, over those `spec.templateValues` |
 //! | `config` | the manager's configuration: `runnerDataPvc.storageClassName`; `nodeDevices.kvm` and `.machine` (or `none`): the resources of devices; `passt.seccompProfile` and `.appArmorProfile` (or `none`) |
 //! | `imageRepositoryClaim` | the claim with CD images that the Pod mounts, or `none` |
@@ -33,7 +33,8 @@ mod vm;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kube::ResourceExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource, ResourceExt};
 use minijinja::value::Serde;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -47,11 +48,12 @@ use super::{
     templates::OfQemu,
 };
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, VmPool},
     claims,
     config::ReconcilerConfig,
-    object::labels,
+    object::{POOL_LABEL, labels},
     observed::Observed,
+    ownership::is_made_by_pool,
     relay::secret_name,
     runner_config::{CloudInitSection, ConfigFile, RunnerConfig},
 };
@@ -257,12 +259,23 @@ fn runner_data(vm: &VirtualMachine, observed: &Observed) -> Value {
 }
 
 /// Of the VM's own labels those that an administrator allows: a label can make the Pod an endpoint of another's Service, or take it out of a
-/// NetworkPolicy.
+/// NetworkPolicy. The name of a pool is a label of the Pods of its VMs, and of no copies of these.
 fn pod_labels(vm: &VirtualMachine, config: &ReconcilerConfig) -> BTreeMap<String, String> {
     let is_for_tool = |label: &str| TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix));
-    let is_copied = |label: &str| config.allowed.pod_labels.contain(label) && !is_for_tool(label);
+    let is_copied =
+        |label: &str| config.allowed.pod_labels.contain(label) && !is_for_tool(label) && label != POOL_LABEL;
     let own = vm.labels().iter().filter(|(label, _)| is_copied(label));
-    own.map(|(label, value)| (label.clone(), value.clone())).chain(labels(&vm.name_any())).collect()
+    let own = own.map(|(label, value)| (label.clone(), value.clone()));
+    let pool = pool_of(vm).map(|pool| (POOL_LABEL.to_owned(), pool.to_owned()));
+    own.chain(pool).chain(labels(&vm.name_any())).collect()
+}
+
+/// The pool that has made the VM.
+fn pool_of(vm: &VirtualMachine) -> Option<&str> {
+    let is_pool =
+        |owner: &&OwnerReference| owner.kind == VmPool::kind(&()) && owner.api_version == VmPool::api_version(&());
+    let pool = vm.owner_references().iter().find(is_pool)?;
+    is_made_by_pool(&vm.metadata).then_some(&pool.name)
 }
 
 /// The claim with CD images that the Pod mounts. A Pod whose claim does not exist can't start, so a cluster without that claim must get

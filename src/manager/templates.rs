@@ -49,7 +49,7 @@ use crate::{
     process::{ErrorChain, clock},
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
-        check::{self, Bystander, Sample, SetEffect},
+        check::{self, Bystander, Sample, SetEffect, Use},
         templates::Layers,
     },
 };
@@ -463,16 +463,22 @@ async fn try_set(trial: &Trial, config: &ReconcilerConfig, checks: &Checks) -> C
 /// What a set or a configuration changes, and how many objects were tried with a dry run.
 async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checked<(SetEffect, usize)> {
     let Trial { set, before, templates } = trial;
-    let (users, bystanders) = (|| checks.observed(set.as_deref()), || checks.bystanders(set.as_deref()));
-    let checked = sandbox::check(before.as_ref(), templates, users, bystanders, configs.in_force, configs.wanted).await;
-    let mut outcome = match checked {
-        Ok(outcome) => outcome,
-        Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
-        Err(sandbox::Failure::Io(error)) => {
-            error!(%error, "the process that checks templates can't be started");
-            return Err(None);
-        }
+    let check = async || {
+        let (users, bystanders) = (|| checks.observed(set.as_deref()), || checks.bystanders(set.as_deref()));
+        let checked =
+            sandbox::check(before.as_ref(), templates, users, bystanders, configs.in_force, configs.wanted).await;
+        checked.map_err(|failure| match failure {
+            sandbox::Failure::Refused(error, vm) => Some(Refused { error, vm }),
+            sandbox::Failure::Io(error) => {
+                error!(%error, "the process that checks templates can't be started");
+                None
+            }
+        })
     };
+    let mut outcome = check().await?;
+    if learn_kinds(&outcome, checks).await {
+        outcome = check().await?;
+    }
     let unusable = unusable_kinds(&outcome, checks).await?;
     let mut tried = 0;
     for of_shape in std::mem::take(&mut outcome.samples) {
@@ -484,6 +490,22 @@ async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checke
         }
     }
     Ok((outcome, tried))
+}
+
+/// Watches the kinds of a set's objects that are not watched yet: after a start these are the kinds that only VMs with a set of their own have. Returns
+/// whether there are some. Whether an object exists, and must be changed instead of made, was not known before.
+async fn learn_kinds(outcome: &SetEffect, checks: &Checks) -> bool {
+    let mut has_learned = false;
+    for caches in &*checks.caches {
+        let is_here = |used: &&Use| caches.children.namespace().is_none_or(|here| used.namespaces.contains(here));
+        let kinds = outcome.uses.iter().filter(is_here).map(|used| used.kind.clone());
+        let unknown: Vec<_> = kinds.filter(|kind| !caches.children.knows(kind)).collect();
+        if !unknown.is_empty() {
+            // A kind that can't be listed is judged by the rights.
+            has_learned |= timeout(FIRST_LIST, caches.children.watch(unknown)).await.is_ok_and(|known| known.is_ok());
+        }
+    }
+    has_learned
 }
 
 /// The configurations of a check.

@@ -16,6 +16,7 @@ use crate::support::{
 };
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
+    batch::v1::Job,
     core::v1::{ConfigMap, Event, Pod, Service},
     networking::v1::NetworkPolicy,
 };
@@ -215,6 +216,35 @@ async fn a_first_set_that_was_refused_is_not_in_force_after_a_restart() {
     let changed = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;
     let apple = ns.vm_when("apple", "looked at", changed).await;
     assert_eq!((version(&apple), refused(&apple)), (builtin, true));
+}
+
+#[tokio::test]
+async fn what_only_a_set_of_some_vms_has_is_changed_in_the_trial_after_a_restart_too() {
+    let mut ns = ManagedNamespace::with_templates("trial-of-changes", &[]).await;
+    // The API server does not let the template of a Job change.
+    let job = |image: &str| {
+        let pod = json!({ "spec": { "restartPolicy": "Never", "containers": [{ "name": "c", "image": image }] } });
+        let spec = json!({ "suspend": true, "template": pod });
+        let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "NAME" }, "spec": spec });
+        json!({ "job.yaml.j2": job.to_string().replace("\"NAME\"", "{{ vm.metadata.name }}") })
+    };
+    let maps: Api<ConfigMap> = ns.api();
+    maps.create(&PostParams::default(), &set("templates-jobs", "jobs", job("one"))).await.unwrap();
+    ns.create_vm("apple", |vm| vm["spec"]["templates"] = json!({ "set": "jobs" })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let jobs: Api<Job> = ns.api();
+    eventually("the job", LIMIT, async || jobs.get_opt("apple").await.unwrap()).await;
+    let first = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await);
+
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
+    let patch = Patch::Merge(json!({ "data": job("two") }));
+    maps.patch("templates-jobs", &PatchParams::default(), &patch).await.unwrap();
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &[]);
+    refused(&ns, "field is immutable").await;
+    let refused = |vm: &VirtualMachine| condition(vm, "TemplatesValid").is_some_and(|it| it.1 == "NewerRefused");
+    let apple = ns.vm_when("apple", "told of the refusal", refused).await;
+    assert_eq!(version(&apple), first);
 }
 
 #[tokio::test]

@@ -41,7 +41,7 @@ use tracing::{info, warn};
 
 use self::{
     cluster::{Cluster, RequestError},
-    derive::{Disks, NotDerived, Order, PodObject},
+    derive::{Disks, NotDerived, Order, PodFacts, PodObject},
     standing::{LivingPods, Readiness, ReadyWhen, Standing, Taken, Workplace},
 };
 use crate::{
@@ -118,12 +118,7 @@ impl Error {
 /// again.
 pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Error> {
     let pod = options.pod.facts()?;
-    let given = |namespace: Option<String>| namespace.filter(|namespace| !namespace.is_empty());
-    let namespace = given(options.namespace).unwrap_or_else(|| pod.namespace.clone());
-    let prototype_namespace = given(options.prototype_namespace).unwrap_or_else(|| namespace.clone());
-    let name = derive::name(&prototype_namespace, &options.prototype, &pod);
-    let vm = full_name(Some(&namespace), &name);
-    let (readiness, answers) = watch::channel(Readiness::NotReady(format!("vm {vm} is not derived yet")));
+    let (readiness, answers) = watch::channel(Readiness::NotReady("the VM is not derived yet".into()));
     ready::serve(&pod.uid, answers).map_err(Error::Listen)?;
 
     let mut config = kube::Config::infer().await.map_err(Error::NotConfigured)?;
@@ -132,6 +127,26 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
     let client = Client::try_from(config).map_err(Error::Client)?;
+    hold(options, pod, client, readiness, term).await
+}
+
+/// The same for a Pod that is known, with any client. `readiness` is told whether the guest is up.
+///
+/// # Errors
+/// As those of [`run`].
+pub async fn hold(
+    options: Options,
+    pod: PodFacts,
+    client: Client,
+    readiness: watch::Sender<Readiness>,
+    term: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let given = |namespace: Option<String>| namespace.filter(|namespace| !namespace.is_empty());
+    let namespace = given(options.namespace).unwrap_or_else(|| pod.namespace.clone());
+    let prototype_namespace = given(options.prototype_namespace).unwrap_or_else(|| namespace.clone());
+    let name = derive::name(&prototype_namespace, &options.prototype, &pod);
+    let vm = full_name(Some(&namespace), &name);
+    readiness.send_replace(Readiness::NotReady(format!("vm {vm} is not derived yet")));
     let mut holder = Holder {
         cluster: Cluster::new(client, pod.clone(), namespace.clone()),
         order: Order { namespace, disks: options.disks, force: options.force },

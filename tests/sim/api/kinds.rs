@@ -44,6 +44,11 @@ impl Kind {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 
+    /// The schema, of a kind that a CRD defines.
+    pub fn schema(&self) -> Option<&Value> {
+        self.schema.as_ref()
+    }
+
     /// Whether no CRD defines it.
     pub fn is_builtin(&self) -> bool {
         self.schema.is_none()
@@ -81,7 +86,9 @@ impl Kind {
             "Service" => {
                 or_insert(&mut object["spec"], "type", json!("ClusterIP"));
                 or_insert(&mut object["spec"], "sessionAffinity", json!("None"));
+                or_insert(&mut object["spec"], "clusterIP", json!("10.96.0.8"));
             }
+            "Secret" => or_insert(object, "type", json!("Opaque")),
             _ => {}
         }
     }
@@ -165,12 +172,13 @@ pub fn served(group: &str, version: &str, plural: &str) -> Option<KindId> {
     kinds().iter().position(|kind| (kind.group, kind.version, kind.plural) == (group, version, plural))
 }
 
-const BUILTIN: [(&str, &str, &str, &str, bool); 14] = [
+const BUILTIN: [(&str, &str, &str, &str, bool); 16] = [
     ("", "v1", "Pod", "pods", true),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true),
     ("", "v1", "ConfigMap", "configmaps", true),
     ("", "v1", "Secret", "secrets", true),
     ("", "v1", "Service", "services", true),
+    ("", "v1", "ResourceQuota", "resourcequotas", true),
     ("", "v1", "Namespace", "namespaces", false),
     ("", "v1", "Node", "nodes", false),
     ("", "v1", "PersistentVolume", "persistentvolumes", false),
@@ -178,6 +186,7 @@ const BUILTIN: [(&str, &str, &str, &str, bool); 14] = [
     ("events.k8s.io", "v1", "NewEvent", "events", true),
     ("apps", "v1", "StatefulSet", "statefulsets", true),
     ("batch", "v1", "Job", "jobs", true),
+    ("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", false),
     ("coordination.k8s.io", "v1", "Lease", "leases", true),
     ("storage.k8s.io", "v1", "StorageClass", "storageclasses", false),
 ];

@@ -10,8 +10,11 @@ use serde_json::{Value, json};
 
 use super::{
     fields::{self, Writer},
+    immutable,
     kinds::{Kind, KindId, kind, kinds},
+    quota,
     request::{Answer, Body, Request, Selector, Target, Verb},
+    schema,
 };
 
 /// A change of an object, as watches report it.
@@ -137,21 +140,24 @@ impl Store {
     fn create(&mut self, now: Timestamp, request: &Request, mut object: Value) -> Result<Answer, Answer> {
         let kind = &kinds()[request.target.kind];
         if kind.name.starts_with("Self") {
-            return Ok(Answer::ok(object));
+            object["status"] = json!({ "allowed": true });
+            return Ok(Answer { code: 201, body: object });
         }
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let target = Target { name, ..request.target.clone() };
-        if self.get(&target).is_some() {
-            let message = format!("{} \"{}\" already exists", target.resource(), target.name);
-            let details = json!({ "name": target.name, "kind": kind.plural });
-            return Err(Answer::failure(409, "AlreadyExists", &message, details));
-        }
         clean_new(&mut object, kind);
         if let Some(metadata) = object["metadata"].as_object_mut() {
             metadata.remove("managedFields");
         }
         kind.leave_out_empty(&mut object);
+        schema::prune(kind, &mut object);
         kind.fill_in(&mut object);
+        self.admit(&target, None, &object)?;
+        if self.get(&target).is_some() {
+            let message = format!("{} \"{}\" already exists", target.resource(), target.name);
+            let details = json!({ "name": target.name, "kind": kind.plural });
+            return Err(Answer::failure(409, "AlreadyExists", &message, details));
+        }
         let object = fields::update(None, object, &writer(request, now), kind);
         let made = self.put_new(now, target, object)?;
         Ok(Answer { code: 201, body: made })
@@ -225,11 +231,13 @@ impl Store {
                 clean_new(&mut config, kind);
             }
         }
+        schema::read(target, &config)?;
         let applied = fields::apply(live.as_ref(), &config, &writer(request, now), force, kind);
         let mut applied = applied.map_err(|fields::Conflict(with)| {
             Answer::conflict(target, &format!("Apply failed with conflicts with {}", with.join(", ")))
         })?;
         kind.leave_out_empty(&mut applied);
+        schema::prune(kind, &mut applied);
         kind.fill_in(&mut applied);
         // Which object is meant is checked after the conflicts of fields.
         if let Some(live) = &live {
@@ -246,6 +254,7 @@ impl Store {
             None => {
                 let mut made = applied;
                 made["metadata"]["name"] = target.name.clone().into();
+                self.admit(target, None, &made)?;
                 self.put_new(now, target.clone(), made).map(|made| Answer { code: 201, body: made })
             }
         }
@@ -295,6 +304,7 @@ impl Store {
         }
         new["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
         kind.leave_out_empty(&mut new);
+        schema::prune(kind, &mut new);
         kind.fill_in(&mut new);
         let new = fields::update(Some(&live), new, &writer(request, now), kind);
         self.put_changed(target, &live, new).map(Answer::ok)
@@ -390,7 +400,14 @@ impl Store {
 
     fn put_changed(&mut self, target: &Target, live: &Value, new: Value) -> Result<Value, Answer> {
         check_immutable(target, live, &new)?;
+        self.admit(target, Some(live), &new)?;
         Ok(self.put_unchecked(target, live, new))
+    }
+
+    /// Refuses what the definition of the kind, or a quota, does not allow.
+    fn admit(&self, target: &Target, live: Option<&Value>, new: &Value) -> Result<(), Answer> {
+        schema::check(target, live, new)?;
+        quota::check(self, target, live, new)
     }
 
     fn put_unchecked(&mut self, target: &Target, live: &Value, mut new: Value) -> Value {
@@ -546,7 +563,7 @@ fn check_immutable(target: &Target, live: &Value, new: &Value) -> Result<(), Ans
             let message = "Forbidden: spec is immutable after creation except resources.requests";
             if before != after { Err(Answer::invalid(target, "spec", message)) } else { Ok(()) }
         }
-        _ => Ok(()),
+        _ => immutable::check(target, live, new),
     }
 }
 

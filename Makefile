@@ -54,7 +54,7 @@ fuzz: ## Test random templates and VMs, and what the runner reads, for an hour e
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features runner --test fuzz_runner -- --nocapture
 
 sim: ## Simulate the manager in many random scenarios (SIM_SEEDS, SIM_FIRST), or in one (SEED)
-	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-2000} cargo test --profile sim --no-default-features --features manager --test sim -- --nocapture $(if $(SEED),random_scenarios)
+	$(if $(SEED),SIM_SEED=$(SEED)) SIM_STRIDE=1 SIM_SEEDS=$${SIM_SEEDS:-2000} cargo test --profile sim --no-default-features --features manager,vmctl --test sim -- --nocapture $(if $(SEED),random_scenarios)
 
 e2e-faults: ## Kill kubelet, containerd, API server, etcd, manager and node below guests, and take memory away (as root, ten minutes)
 	cargo static-test --test node -- --ignored --nocapture --test-threads 1 faults::

@@ -1,6 +1,9 @@
 //! What must hold after each step, whatever happens.
 
 mod at_rest;
+mod entries;
+mod pools;
+pub mod vmctl;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +13,7 @@ pub use self::at_rest::at_rest;
 use crate::{
     api::{
         kinds::{kind, kinds},
-        request::Target,
+        request::{Answer, Request, Target},
         store::{Change, Store},
     },
     manager::NAMESPACE,
@@ -27,6 +30,10 @@ pub struct Invariants {
     users: BTreeMap<String, String>,
     /// The last Pod of a VM (by its UID) of which the guest has shut itself down, and stays down.
     shut_down: BTreeMap<String, String>,
+    /// The name of the claim that a disk of a VM (by its UID) has, by the disk's serial number.
+    entries: BTreeMap<(String, String), String>,
+    /// The prototype of the VM of which a guest has run with a claim (by its UID).
+    prototypes: BTreeMap<String, String>,
 }
 
 /// An object before and after a write of the manager.
@@ -47,11 +54,12 @@ impl Invariants {
         is_of_known(written, store)?;
         claim_is_kept(written)?;
         foreign_is_untouched(written)?;
-        spec_is_untouched(written)?;
+        spec_is_untouched(written, store)?;
         stopped_as_known(written, store)?;
         pod_can_start(written, store)?;
         status_goes_on(written)?;
         pod_writes_alone(written, store)?;
+        makes_one_pod(written)?;
         self.claim_stays_with_pod(written, store, world)?;
         self.shut_down_stays_down(written, store)?;
         guest_is_ended_for_a_reason(written, store, world)
@@ -62,6 +70,8 @@ impl Invariants {
         one_guest_for_each_vm(world)?;
         one_writer_for_each_claim(world)?;
         self.note_shutdowns(world);
+        self.entries_keep_their_claims(world)?;
+        self.claims_stay_with_a_prototype(store, world)?;
         self.disks_stay(store, world)
     }
 
@@ -215,7 +225,8 @@ fn foreign_is_untouched(written: &Written<'_>) -> Result<(), String> {
     // Nobody has said of a claim without the annotation whose it is.
     let is_offered = |claim: &Value| !claim["metadata"]["annotations"]["vmoperator.jdrupes.org/vm"].is_null();
     let may_change = is_claim(written.target) && written.before.as_ref().is_none_or(|claim| is_offered(claim))
-        || written.target.kind == kind("VirtualMachine");
+        || written.target.kind == kind("VirtualMachine")
+        || written.target.kind == kind("VmPool") && is_only_status(written);
     match &written.before {
         Some(before) if !may_change && is_persons(before) => Err(format!(
             "the manager has changed {} {}, which a person made",
@@ -226,21 +237,30 @@ fn foreign_is_untouched(written: &Written<'_>) -> Result<(), String> {
     }
 }
 
-/// Of a VM the manager writes nothing but the status, `spec.vm.state` when a guest has shut down, and what identifies that.
-fn spec_is_untouched(written: &Written<'_>) -> Result<(), String> {
+/// Whether a write has changed nothing of an object but its status.
+fn is_only_status(written: &Written<'_>) -> bool {
+    let spec = |object: &Option<Arc<Value>>| object.as_ref().map(|object| object["spec"].clone());
+    written.after.is_some() && spec(&written.before) == spec(&written.after)
+}
+
+/// Of a VM the manager writes nothing but the status, `spec.vm.state` when a guest has shut down, and what identifies that; and the VMs that it has made
+/// for pools ([`pools`]).
+fn spec_is_untouched(written: &Written<'_>, store: &Store) -> Result<(), String> {
     if written.target.kind != kind("VirtualMachine") {
         return Ok(());
     }
-    let Some(after) = &written.after else {
-        return Err(format!("the manager has deleted the VM {}", written.target.name));
-    };
-    let Some(before) = &written.before else {
-        return Err(format!("the manager has made the VM {}", written.target.name));
-    };
+    let Some(after) = &written.after else { return pools::deleted(written, store) };
+    let Some(before) = &written.before else { return pools::made(written, store) };
+    if !is_deleting(before) && is_deleting(after) {
+        return pools::deleted(written, store);
+    }
+    if pools::is_template_applied(before, after) {
+        return pools::changed(written);
+    }
     let ours = |object: &Value| {
         let mut object = object.clone();
-        for pointer in ["/metadata/managedFields", "/metadata/resourceVersion", "/metadata/generation"] {
-            object.pointer_mut(pointer).map(Value::take);
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            ["managedFields", "resourceVersion", "generation"].iter().for_each(|field| drop(metadata.remove(*field)));
         }
         if before["spec"]["vm"]["state"] != "Stopped" && after["spec"]["vm"]["state"] == "Stopped" {
             object.pointer_mut("/spec/vm/state").map(Value::take);
@@ -272,6 +292,27 @@ fn pod_writes_alone(written: &Written<'_>, store: &Store) -> Result<(), String> 
                 written.target.name, other.name
             ));
         }
+    }
+    Ok(())
+}
+
+/// What makes Pods for the manager makes one.
+fn makes_one_pod(written: &Written<'_>) -> Result<(), String> {
+    let many = |object: &Value| object["spec"]["replicas"].as_i64().is_some_and(|replicas| replicas > 1);
+    if written.target.kind == kind("StatefulSet") && written.after.as_ref().is_some_and(|after| many(after)) {
+        return Err(format!("{} makes more than one Pod of a VM", written.target.name));
+    }
+    Ok(())
+}
+
+/// The API server accepts each status that the manager writes: the definition is of the same version. `answer` is what it says to a write.
+pub fn status_is_accepted(request: &Request, answer: &Answer) -> Result<(), String> {
+    let is_status = request.target.kind == kind("VirtualMachine") && request.subresource == "status";
+    if is_status && matches!(answer.code, 422 | 500) {
+        return Err(format!(
+            "the API server refuses the status of {}: {}",
+            request.target.name, answer.body["message"]
+        ));
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ mod net;
 mod people;
 mod run;
 mod scenarios;
+mod sets;
+mod situations;
 mod world;
 
 /// Prints what the manager logs.

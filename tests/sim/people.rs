@@ -9,9 +9,10 @@ use crate::{
     api::{
         kinds::kind,
         request::{Body, Request, Target, Verb},
-        store::Store,
+        store::{Store, seconds},
     },
     manager::NAMESPACE,
+    sets::{CONTENTS, Content},
     world::World,
 };
 
@@ -54,16 +55,38 @@ pub enum Act {
     Mount(bool),
     /// Makes an object of their own that has the name of one of the VM's, or deletes it.
     Squat(&'static str, bool),
-    /// Lets the VM have the template set [`SET`], which names its Pod otherwise, or none.
+    /// Lets the VM have the template set [`SET`], or none.
     UseSet(bool),
-    /// Makes the Pod's template in that set one that can't be rendered, or mends it.
-    BreakSet(bool),
+    /// Changes what that set has: at first [`Content::Moved`].
+    Set(Content),
+    /// Takes the first of the VM's disks out of its spec, or puts all back.
+    DropDisk(bool),
+    /// Makes a quota of so many Pods, or deletes it.
+    Quota(Option<u32>),
     /// Makes a copy of the VM's Pod with the same labels, as `kubectl debug --copy-to` does, or deletes it.
     CopyPod(bool),
     /// Lets the VM stay down when its guest shuts itself down, or not.
     StopWithGuest(bool),
     /// Shuts the guest down, from inside.
     Shutdown,
+    /// Makes the pool, or lets it have another number of VMs.
+    Pool(u32),
+    /// Sets the number of CPUs in the template of the pool.
+    PoolCpus(u32),
+    /// Deletes the pool; with `true` its VMs stay.
+    DeletePool {
+        orphan: bool,
+    },
+    /// Makes a copy of the pool's first VM, with a name that the pool could give.
+    CopyMember,
+    /// Gives the VM of a pool to a person, or takes it back.
+    Assign(bool),
+    /// Takes the VM out of its pool.
+    OutOfPool,
+    /// Makes a Pod with vmctl, for which the VM is the prototype.
+    RunPod(&'static str),
+    /// Deletes that Pod; with `true` at once, and its containers do not hear of it.
+    EndPod(&'static str, bool),
     /// Makes what is gone again as a backup program does: with other UIDs, and without a status and owners.
     Restore,
 }
@@ -81,8 +104,8 @@ impl fmt::Display for Op {
     }
 }
 
-/// The names of the VMs in random scenarios. The disks of the last two have claims of the same name ([`disk`]).
-pub const VMS: [&[&str]; 4] = [&["apple"], &["apple", "pear"], &["apple"], &["fig", "fig-tree"]];
+/// The names of the VMs in random scenarios. The disks of the last two have claims of the same name ([`disk`]), and those of the third have no names.
+pub const VMS: [&[&str]; 4] = [&["apple"], &["apple", "pear"], &["plum"], &["fig", "fig-tree"]];
 
 /// What people do with these VMs in a random scenario.
 pub fn script(random: &mut fastrand::Rng, vms: &[&'static str]) -> Vec<Op> {
@@ -91,16 +114,71 @@ pub fn script(random: &mut fastrand::Rng, vms: &[&'static str]) -> Vec<Op> {
     let more = (0..count).map(|number| Op { vm: vms[random.usize(0..vms.len())], act: act(random, number) });
     let mut ops: Vec<Op> = of_all(Act::Make).chain(more).collect();
     // At the end all VMs exist and should run, so that there is something to compare.
-    let last = [Act::Make, Act::Start, Act::Mount(false), Act::CopyPod(false), Act::BreakSet(false)];
+    let last = [
+        Act::Quota(None),
+        Act::Make,
+        Act::Start,
+        Act::Mount(false),
+        Act::CopyPod(false),
+        Act::Set(Content::Moved),
+        Act::DropDisk(false),
+    ];
     ops.extend(last.into_iter().flat_map(of_all));
     ops.extend(SQUATTED.into_iter().flat_map(|kind| of_all(Act::Squat(kind, false))));
     ops
 }
 
+/// What people do with a pool in a random scenario.
+pub fn pool_script(random: &mut fastrand::Rng) -> Vec<Op> {
+    const MEMBERS: [&str; 3] = ["desk-0", "desk-1", "desk-2"];
+    let count = random.usize(3..12);
+    let op = |random: &mut fastrand::Rng| {
+        let member = MEMBERS[random.usize(0..MEMBERS.len())];
+        let of_pool = |act| Op { vm: POOL, act };
+        let of_member = |act| Op { vm: member, act };
+        match random.u32(0..16) {
+            0..3 => of_pool(Act::Pool(random.u32(0..4))),
+            3..5 => of_pool(Act::PoolCpus(random.u32(1..3))),
+            5 => of_pool(Act::DeletePool { orphan: false }),
+            6 => of_pool(Act::DeletePool { orphan: true }),
+            7 => of_pool(Act::CopyMember),
+            8 => of_member(Act::Assign(random.bool())),
+            9 => of_member(Act::OutOfPool),
+            10..12 => of_member(Act::Delete { orphan: random.bool() }),
+            12 => of_member(Act::Make),
+            13 => of_member(Act::Start),
+            14 => of_member(Act::Stop),
+            _ => of_member(Act::Strip("VirtualMachine")),
+        }
+    };
+    let first = [Op { vm: POOL, act: Act::Pool(2) }];
+    let more: Vec<Op> = (0..count).map(|_| op(random)).collect();
+    first.into_iter().chain(more).chain([Op { vm: POOL, act: Act::Pool(2) }]).collect()
+}
+
+/// What people do with Pods with vmctl in a random scenario. The names of the prototypes with those of the Pods give the same names of VMs.
+pub fn vmctl_script(random: &mut fastrand::Rng) -> Vec<Op> {
+    const PODS: [(&str, &str); 3] = [("web", "db-x-0"), ("web-db", "x-0"), ("web", "y-0")];
+    let makes = PROTOTYPES.map(|vm| Op { vm, act: Act::Make });
+    let count = random.usize(3..10);
+    let more: Vec<Op> = (0..count)
+        .map(|_| {
+            let (vm, pod) = PODS[random.usize(0..PODS.len())];
+            let act = match random.u32(0..6) {
+                0..3 => Act::RunPod(pod),
+                3..5 => Act::EndPod(pod, random.bool()),
+                _ => Act::Cpus(random.u32(1..3)),
+            };
+            Op { vm, act }
+        })
+        .collect();
+    makes.into_iter().chain([Op { vm: "web", act: Act::RunPod("db-x-0") }]).chain(more).collect()
+}
+
 fn act(random: &mut fastrand::Rng, number: usize) -> Act {
     let kinds = ["ConfigMap", "Secret", "Service", "Pod", "PersistentVolumeClaim"];
     let any = |random: &mut fastrand::Rng| kinds[random.usize(0..kinds.len())];
-    match random.u32(0..36) {
+    match random.u32(0..41) {
         0..3 => Act::Stop,
         3..6 => Act::Start,
         6..8 => Act::Restart(u32::try_from(number).unwrap_or_default()),
@@ -118,13 +196,17 @@ fn act(random: &mut fastrand::Rng, number: usize) -> Act {
         20 => Act::Mount(random.bool()),
         21..23 => Act::Squat(SQUATTED[random.usize(0..SQUATTED.len())], true),
         23..25 => Act::UseSet(random.bool()),
-        25 => Act::BreakSet(random.bool()),
+        25 => Act::Set(if random.bool() { Content::Broken } else { Content::Moved }),
         26 => Act::CopyPod(true),
         27..29 => Act::Restore,
         29..31 => Act::StopWithGuest(random.u32(0..3) > 0),
         31..33 => Act::Shutdown,
         33..35 => Act::Evict,
-        _ => Act::DeleteClaim,
+        35 => Act::DeleteClaim,
+        36 => Act::Strip("VirtualMachine"),
+        37 => Act::DropDisk(random.bool()),
+        38 => Act::Quota(random.bool().then(|| random.u32(0..3))),
+        _ => Act::Set(CONTENTS[random.usize(0..CONTENTS.len())]),
     }
 }
 
@@ -138,6 +220,7 @@ pub fn depends_on_time(script: &[Op]) -> bool {
     // Who deletes a VM before its disk has grown gets the disk as it was.
     let may_be_too_late = has(|act| matches!(act, Act::Grow(_))) && has(|act| matches!(act, Act::Delete { .. }));
     may_be_too_late
+        || has(|act| matches!(act, Act::Set(content) if *content != Content::Moved))
         || has(|act| {
             matches!(
                 act,
@@ -147,7 +230,10 @@ pub fn depends_on_time(script: &[Op]) -> bool {
                     | Act::Mount(true)
                     | Act::Squat(_, true)
                     | Act::UseSet(_)
-                    | Act::BreakSet(true)
+                    | Act::DropDisk(true)
+                    | Act::Quota(Some(_))
+                    | Act::Pool(_)
+                    | Act::RunPod(_)
                     | Act::CopyPod(true)
                     | Act::StopWithGuest(true)
                     | Act::Restore
@@ -156,31 +242,58 @@ pub fn depends_on_time(script: &[Op]) -> bool {
         })
 }
 
+/// Whether a VM is as its spec wants it in the end, although the end may depend on the time: nothing that people did is in its way.
+pub fn ends_ready(script: &[Op]) -> bool {
+    let is_harmless = |act: &Act| match act {
+        Act::Make | Act::Start | Act::Restart(_) | Act::UseSet(_) | Act::Set(_) | Act::DropDisk(_) => true,
+        Act::Stop | Act::Strip("VirtualMachine") | Act::Quota(_) => true,
+        _ => false,
+    };
+    script.iter().all(|op| is_harmless(&op.act))
+}
+
 /// The kinds of which people make objects with the names of a VM's.
 const SQUATTED: [&str; 4] = ["ConfigMap", "Pod", "Secret", "PersistentVolumeClaim"];
 
-/// The template set that names the Pod otherwise.
+/// The template set of people.
 pub const SET: &str = "moved";
+
+/// The quota that people make.
+const QUOTA: &str = "few";
 
 /// The ConfigMap with that set.
 pub fn template_set() -> Value {
     json!({
         "metadata": { "name": "set", "labels": { "vmoperator.jdrupes.org/template-set": SET } },
-        "data": { "pod.yaml.j2": moved_pod() },
+        "data": { "pod.yaml.j2": Content::Moved.data()["pod.yaml.j2"] },
     })
-}
-
-fn moved_pod() -> String {
-    let pod = include_str!("../../templates/pod.yaml.j2");
-    let (name, moved) =
-        ("name: {{ vm.metadata.name }}\n  labels", "name: {{ vm.metadata.name ~ \"-moved\" }}\n  labels");
-    assert!(pod.contains(name));
-    pod.replace(name, moved)
 }
 
 /// The name of the claim of a VM's disk.
 pub fn disk(vm: &str) -> String {
-    format!("{vm}-{}-disk", disk_name(vm))
+    if vm == UNNAMED { format!("{vm}-disk-0") } else { format!("{vm}-{}-disk", disk_name(vm)) }
+}
+
+/// The VM whose disks have no names.
+pub const UNNAMED: &str = "plum";
+
+/// The pool of people.
+pub const POOL: &str = "desk";
+
+/// The label of a Pod with vmctl: the prototype.
+pub const PROTOTYPE: &str = "prototype";
+
+/// The prototypes: VMs that do not run themselves.
+pub const PROTOTYPES: [&str; 2] = ["web", "web-db"];
+
+/// The disks of a VM. Those without names have serial numbers, so that it can be told which is which.
+fn disks_of(vm: &str) -> Value {
+    let template = |metadata: Value| json!({ "metadata": metadata, "spec": { "resources": { "requests": { "storage": "1Gi" } } } });
+    if vm == UNNAMED {
+        let disk = |serial: &str| json!({ "serial": serial, "volumeClaimTemplate": template(json!({})) });
+        return json!([disk("one"), disk("two")]);
+    }
+    json!([{ "volumeClaimTemplate": template(json!({ "name": disk_name(vm) })) }])
 }
 
 /// The name of a VM's disk in its spec.
@@ -194,15 +307,18 @@ pub fn manifest(name: &str) -> Value {
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": name },
         "spec": { "loadBalancerService": {}, "vm": {
-            "state": "Running", "maximumCpus": 2, "powerdownTimeout": 20,
-            "disks": [{ "volumeClaimTemplate": {
-                "metadata": { "name": disk_name(name) }, "spec": { "resources": { "requests": { "storage": "1Gi" } } },
-            } }],
+            "state": if PROTOTYPES.contains(&name) { "Stopped" } else { "Running" }, "maximumCpus": 2, "powerdownTimeout": 20,
+            "disks": disks_of(name),
         } },
     })
 }
 
 impl Op {
+    /// These things, done to one VM.
+    pub fn all(vm: &'static str, acts: Vec<Act>) -> Vec<Self> {
+        acts.into_iter().map(|act| Self { vm, act }).collect()
+    }
+
     /// Does it. What does not exist can't be changed, and that is no matter here.
     pub fn carry_out(&self, store: &mut Store, world: &mut World, now: Timestamp) {
         let name = self.vm;
@@ -244,11 +360,67 @@ impl Op {
                 let templates = if *is_used { json!({ "set": SET }) } else { Value::Null };
                 (vm, merge(json!({ "spec": { "templates": templates } })))
             }
-            Act::BreakSet(is_broken) => {
-                let template = if *is_broken { "{% if".to_owned() } else { moved_pod() };
+            Act::Set(content) => {
                 let set = Target::new(kind("ConfigMap"), NAMESPACE, "set");
-                (set, merge(json!({ "data": { "pod.yaml.j2": template } })))
+                (set, merge(json!({ "data": content.data() })))
             }
+            Act::DropDisk(is_dropped) => {
+                let disks = store.get(&vm).and_then(|vm| vm["spec"]["vm"]["disks"].as_array()).map_or(0, Vec::len);
+                let step = match (is_dropped, disks) {
+                    (true, 2) => json!({ "op": "remove", "path": "/spec/vm/disks/0" }),
+                    (false, 1) if name == UNNAMED => {
+                        json!({ "op": "add", "path": "/spec/vm/disks/0", "value": disks_of(name)[0] })
+                    }
+                    _ => return,
+                };
+                (vm, Verb::Patch(Body::Json(json!([step]))))
+            }
+            Act::Quota(Some(pods)) => {
+                let hard = json!({ "pods": pods.to_string() });
+                let quota = json!({ "metadata": { "name": QUOTA }, "spec": { "hard": hard } });
+                (Target::new(kind("ResourceQuota"), NAMESPACE, QUOTA), Verb::Create(quota))
+            }
+            Act::Pool(replicas) if store.get(&of("VmPool")).is_some() => {
+                (of("VmPool"), merge(json!({ "spec": { "replicas": replicas } })))
+            }
+            Act::Pool(replicas) => (of("VmPool"), Verb::Create(pool(name, *replicas))),
+            Act::PoolCpus(cpus) => {
+                let template = json!({ "spec": { "vm": { "currentCpus": cpus } } });
+                (of("VmPool"), merge(json!({ "spec": { "template": template } })))
+            }
+            Act::DeletePool { orphan } => {
+                let policy = if *orphan { "Orphan" } else { "Background" };
+                (of("VmPool"), Verb::Delete(json!({ "propagationPolicy": policy })))
+            }
+            Act::CopyMember => {
+                let Some(first) = store.get(&Target::new(kind("VirtualMachine"), NAMESPACE, &format!("{name}-0")))
+                else {
+                    return;
+                };
+                let (mut copy, of) = (without_identity(first), format!("{name}-7"));
+                copy["metadata"]["name"] = json!(of);
+                (Target::new(kind("VirtualMachine"), NAMESPACE, &of), Verb::Create(copy))
+            }
+            Act::Assign(is_assigned) => {
+                let user = json!({ "pool": POOL, "user": "alice", "assignedAt": seconds(now) });
+                let assignment = if *is_assigned { user } else { Value::Null };
+                let patch = merge(json!({ "status": { "assignment": assignment } }));
+                store.answer(now, &Request { subresource: "status", ..Request::of(PERSON, vm, patch) });
+                return;
+            }
+            Act::OutOfPool => (vm, merge(json!({ "spec": { "pools": [] } }))),
+            Act::RunPod(pod) => {
+                let made = json!({
+                    "metadata": { "name": pod, "labels": { PROTOTYPE: name } },
+                    "spec": { "containers": [{ "name": "vmctl", "image": "vmctl" }] },
+                });
+                (Target::new(kind("Pod"), NAMESPACE, pod), Verb::Create(made))
+            }
+            Act::EndPod(pod, is_forced) => {
+                let options = if *is_forced { json!({ "gracePeriodSeconds": 0 }) } else { json!({}) };
+                (Target::new(kind("Pod"), NAMESPACE, pod), Verb::Delete(options))
+            }
+            Act::Quota(None) => (Target::new(kind("ResourceQuota"), NAMESPACE, QUOTA), Verb::Delete(json!({}))),
             Act::CopyPod(true) => {
                 let Some(pod) = store.get(&of("Pod")) else { return };
                 let mut copy = without_identity(pod);
@@ -280,8 +452,18 @@ impl Op {
             Act::Mount(true) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Create(writing_pod(name))),
             Act::Mount(false) => (Target::new(kind("Pod"), NAMESPACE, &writer(name)), Verb::Delete(json!({}))),
         };
-        store.answer(now, &Request::of(PERSON, target, verb));
+        let makes = matches!(verb, Verb::Create(_));
+        let answer = store.answer(now, &Request::of(PERSON, target, verb));
+        assert!(!makes || answer.code != 422, "{self}: {}", answer.body["message"]);
     }
+}
+
+/// A pool that makes VMs.
+fn pool(name: &str, replicas: u32) -> Value {
+    let template = json!({ "spec": {
+        "loadBalancerService": {}, "vm": { "maximumCpus": 2, "powerdownTimeout": 20, "disks": disks_of(name) },
+    } });
+    json!({ "metadata": { "name": name }, "spec": { "permissions": [], "replicas": replicas, "template": template } })
 }
 
 /// An object without what the API server and its controllers have given it.

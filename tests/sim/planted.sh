@@ -18,7 +18,7 @@ mkdir -p "$copy" "$logs"
 git ls-files -z --cached --others --exclude-standard | tar --null -T - -c |
     tar -x -m --keep-newer-files --warning=no-ignore-newer -C "$copy"
 
-run() { (cd "$copy" && cargo test --profile "$profile" --no-default-features --features manager --test sim "$@"); }
+run() { (cd "$copy" && cargo test --profile "$profile" --no-default-features --features manager,vmctl --test sim "$@"); }
 # Runs it until a promise breaks, with the log $1: a few random scenarios, those with faults at some requests, and then many random ones.
 find_it() {
     SIM_FIRST=0 SIM_SEEDS=60 run random_scenarios >"$1" 2>&1 &&

@@ -1,5 +1,8 @@
 //! One run: a seed decides which of the possible things happens next, and so the run can be repeated.
 
+mod election;
+mod workload;
+
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
@@ -15,8 +18,8 @@ use crate::{
         request::{Answer, Request, Target, Verb},
         store::Store,
     },
-    invariants::{Invariants, Written, at_rest, collected},
-    manager::Manager,
+    invariants::{Invariants, Written, at_rest, collected, status_is_accepted, vmctl},
+    manager::{Manager, Role},
     net::{Net, Sent, Watch},
     people::{Act, Op},
     world::{NODES, Power, SHUTDOWN, Step, World, kubelet},
@@ -50,6 +53,8 @@ pub struct Faults {
     pub unseen: bool,
     /// Watches of this kind report only when nothing else can happen.
     pub behind: Option<&'static str>,
+    /// Two managers stand for election, and take turns.
+    pub election: bool,
 }
 
 impl fmt::Display for Faults {
@@ -59,6 +64,9 @@ impl fmt::Display for Faults {
         }
         if let Some(behind) = self.behind {
             write!(f, ", watches of {behind} are behind")?;
+        }
+        if self.election {
+            write!(f, ", two managers stand for election")?;
         }
         if self.unseen {
             write!(f, ", watches report nothing of what people do")?;
@@ -134,6 +142,8 @@ struct Left {
     text: String,
     /// The version that the API server had when it was sent.
     since: u64,
+    /// What sent it.
+    role: Role,
     /// It arrives in this step or later.
     from: usize,
 }
@@ -141,8 +151,15 @@ struct Left {
 pub struct Run {
     store: Store,
     world: World,
-    /// Usually one. Two, if the first one does not know yet that it does not lead any more.
+    /// Usually one manager. Two, if the first one does not know yet that it does not lead any more, or if they stand for election. Beside them the
+    /// vmctls of people's Pods.
     managers: Vec<Manager>,
+    /// How many programs were started.
+    started: usize,
+    /// The Pods (by their UIDs) whose vmctl has ended, how often, and when last.
+    ended: BTreeMap<String, (u32, Duration)>,
+    /// Whether people make Pods with vmctl.
+    has_vmctls: bool,
     /// The next manager starts when people have no more than so many things to do.
     next_manager: usize,
     random: fastrand::Rng,
@@ -181,10 +198,13 @@ impl Run {
             store,
             world: World::default(),
             managers: Vec::new(),
+            started: 0,
+            ended: BTreeMap::new(),
             next_manager: usize::MAX,
             random: fastrand::Rng::with_seed(seed),
             faults,
             invariants: Invariants::default(),
+            has_vmctls: script.iter().any(|op| matches!(op.act, Act::RunPod(_))),
             script: script.into(),
             is_calm,
             began,
@@ -238,14 +258,23 @@ impl Run {
                 for node in NODES {
                     self.find_node(node);
                 }
-                if self.managers.len() > 1 {
-                    self.crash(0);
+                self.resume();
+                if self.leaders() > 1 && !self.faults.election {
+                    let first = self.managers.iter().position(|manager| manager.role == Role::Manager);
+                    first.into_iter().for_each(|first| self.crash(first));
                 }
             }
-            if self.managers.is_empty() && self.script.len() <= self.next_manager {
+            let is_due = self.script.len() <= self.next_manager;
+            if self.faults.election {
+                (self.leaders()..2).for_each(|_| self.start_manager());
+            } else if self.leaders() == 0 && is_due {
                 self.start_manager();
             }
+            if self.has_vmctls {
+                self.start_vmctls();
+            }
             self.go_on(MOMENT);
+            self.remove_ended();
             let choices = self.choices();
             let is_disturbed = !self.script.is_empty() && self.random.u32(0..1000) < self.faults.rate;
             if is_disturbed {
@@ -262,7 +291,7 @@ impl Run {
             } else if !self.script.is_empty() {
                 let is_late = self.elapsed.saturating_sub(self.acted) >= LONGEST_CALM;
                 let is_due = if self.is_calm { rested >= SLICE * 4 || is_late } else { self.random.bool() };
-                if self.is_calm && is_due && !is_late && !self.managers.is_empty() {
+                if self.is_calm && is_due && !is_late && self.leaders() > 0 {
                     self.calm()?;
                 }
                 if is_due {
@@ -300,7 +329,19 @@ impl Run {
 
     fn start_manager(&mut self) {
         self.note("a manager starts");
-        self.managers.push(Manager::start(self.now() + self.skew, self.elapsed));
+        self.started += 1;
+        let (identity, is_elected) = (format!("manager-{}", self.started), self.faults.election);
+        self.managers.push(Manager::start(self.now() + self.skew, self.elapsed, identity, is_elected));
+    }
+
+    /// How many managers run.
+    fn leaders(&self) -> usize {
+        self.managers.iter().filter(|manager| manager.role == Role::Manager).count()
+    }
+
+    /// How long the clock goes on at once while nothing happens: a lease is renewed in time.
+    fn slice(&self) -> Duration {
+        if self.faults.election { Duration::from_secs(1) } else { SLICE }
     }
 
     fn go_on(&mut self, time: Duration) {
@@ -315,12 +356,14 @@ impl Run {
 
     /// The clock goes on while nothing happens. Returns by how much.
     fn rest(&mut self) -> Duration {
-        self.go_on(SLICE);
+        let slice = self.slice();
+        self.go_on(slice);
+        self.remove_ended();
         let now = self.elapsed;
         for number in 0..self.managers.len() {
             self.net(number, |net, _| net.watches.retain(|watch| now.saturating_sub(watch.began) < LONGEST_WATCH));
         }
-        SLICE
+        slice
     }
 
     /// What is between a manager and the API server, and the API server.
@@ -333,7 +376,7 @@ impl Run {
     fn choices(&mut self) -> Vec<Choice> {
         let (now, step) = (self.now(), self.steps);
         let mut choices = Vec::new();
-        for manager in 0..self.managers.len() {
+        for manager in (0..self.managers.len()).filter(|manager| !self.is_suspended(*manager)).collect::<Vec<_>>() {
             choices.extend(self.net(manager, |net, store| net_choices(manager, net, store, step)));
         }
         choices.extend(self.world.steps(&self.store, now).into_iter().map(Choice::World));
@@ -346,7 +389,7 @@ impl Run {
         }
         if !choices.is_empty() {
             // Only beside something else: by themselves they would go on for ever.
-            for manager in 0..self.managers.len() {
+            for manager in (0..self.managers.len()).filter(|manager| !self.is_suspended(*manager)).collect::<Vec<_>>() {
                 choices.extend(self.net(manager, |net, store| bookmark(manager, net, store, step)));
             }
         }
@@ -408,18 +451,31 @@ impl Run {
 
     /// Whether an object has changed since this was asked last. Events say that a failure goes on.
     fn has_changed(&mut self) -> bool {
-        let events = kind("NewEvent");
-        let last = self.store.changes.iter().rev().find(|change| change.target.kind != events);
+        let ignored = [kind("NewEvent"), kind("Lease")];
+        let last = self.store.changes.iter().rev().find(|change| !ignored.contains(&change.target.kind));
         let version = last.map_or(0, |change| change.version);
         std::mem::replace(&mut self.changed, version) != version
     }
 
-    /// Whether nothing happens but that watches begin again, as they do every few minutes.
+    /// Whether nothing happens but that watches begin again, as they do every few minutes, a lease is renewed, and a vmctl reads.
     fn is_rest(&mut self, choices: &[Choice]) -> bool {
         choices.iter().all(|choice| match choice {
-            Choice::Request(manager, index) => self.net(*manager, |net, _| {
-                matches!(&net.sent[*index].request, Ok(Request { verb: Verb::Watch { .. }, .. }))
-            }),
+            Choice::Request(manager, index) => {
+                let is_of_vmctl = self.managers[*manager].role == Role::Vmctl;
+                self.net(*manager, |net, _| {
+                    let sent = &net.sent[*index];
+                    let verb = sent.request.as_ref().map(|request| &request.verb);
+                    // A vmctl looks from time to time for VMs of Pods that are gone.
+                    is_of_lease(&sent.text)
+                        || matches!(verb, Ok(Verb::Watch { .. }))
+                        || is_of_vmctl && matches!(verb, Ok(Verb::Get | Verb::List { .. }))
+                })
+            }
+            Choice::Answer(manager, index) => {
+                let is_of_vmctl = self.managers[*manager].role == Role::Vmctl;
+                is_of_vmctl || self.net(*manager, |net, _| is_of_lease(&net.answered[*index].text))
+            }
+            Choice::Event(manager, index) => self.net(*manager, |net, _| is_of_lease(&net.watches[*index].text)),
             Choice::Bookmark(..) => true,
             _ => false,
         })
@@ -460,8 +516,8 @@ impl Run {
             }
             Choice::Person => self.person(),
             Choice::Left(index) => {
-                let Left { request, text, since, from: _ } = self.left.remove(index);
-                let (answer, checked) = self.carry_out(&request, since);
+                let Left { request, text, since, role, from: _ } = self.left.remove(index);
+                let (answer, checked) = self.carry_out_as(role, &request, since);
                 self.note(&format!("late     {text}: {}", answer.code));
                 return checked;
             }
@@ -507,7 +563,7 @@ impl Run {
             Some(Fault::Lost) => {
                 let done = match &sent.request {
                     Ok(Request { verb: Verb::Watch { .. }, .. }) | Err(_) => Ok(()),
-                    Ok(request) => self.carry_out(&request.clone(), sent.since.unwrap_or_default()).1,
+                    Ok(request) => self.carry_out(&request.clone(), sent.since.unwrap_or_default(), manager).1,
                 };
                 self.note(&format!("fault    the answer to {} is lost", sent.text));
                 Net::cut(sent);
@@ -537,7 +593,7 @@ impl Run {
             self.refuse(manager, sent, answer);
             return Ok(());
         }
-        let (answer, checked) = self.carry_out(&request, sent.since.unwrap_or_default());
+        let (answer, checked) = self.carry_out(&request, sent.since.unwrap_or_default(), manager);
         self.note(&format!("request  {}: {}", sent.text, answer.code));
         self.net(manager, |net, _| net.done(sent, answer));
         checked
@@ -549,8 +605,16 @@ impl Run {
         self.net(manager, |net, _| net.done(sent, answer));
     }
 
-    /// The API server does what a manager asked when it had the version `since`.
-    fn carry_out(&mut self, request: &Request, since: u64) -> (Answer, Done) {
+    /// The API server does what a program asked that runs.
+    fn carry_out(&mut self, request: &Request, since: u64, manager: usize) -> (Answer, Done) {
+        if let Err(why) = self.may_write(manager, request) {
+            return (fault(500, "InternalError"), Err(why));
+        }
+        self.carry_out_as(self.managers[manager].role, request, since)
+    }
+
+    /// The API server does what a program asked when it had the version `since`.
+    fn carry_out_as(&mut self, role: Role, request: &Request, since: u64) -> (Answer, Done) {
         let name = match &request.verb {
             Verb::Create(object) => object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
             _ => request.target.name.clone(),
@@ -560,7 +624,11 @@ impl Run {
         let answer = self.store.answer(self.now(), request);
         let after = self.store.shared(&target);
         let written = Written { target: &target, before, after, since };
-        let checked = self.invariants.written(&written, &self.store, &self.world);
+        let checked = match role {
+            Role::Manager => self.invariants.written(&written, &self.store, &self.world),
+            Role::Vmctl => vmctl::written(&written, &self.store),
+        };
+        let checked = checked.and_then(|()| status_is_accepted(request, &answer));
         (answer, checked)
     }
 
@@ -581,13 +649,15 @@ impl Run {
         self.note("the manager crashes");
         // What was sent and not seen yet may still be carried out, without anybody who waits for the answer.
         let sent = self.net(manager, |net, _| std::mem::take(&mut net.sent));
+        let role = self.managers[manager].role;
         for sent in sent {
             if let Ok(request) = sent.request
+                && request.target.kind != kind("Lease")
                 && matches!(request.verb, Verb::Create(_) | Verb::Replace(_) | Verb::Patch(_) | Verb::Delete(_))
                 && self.random.bool()
             {
                 let from = self.steps + LATE[self.random.usize(0..LATE.len())];
-                self.left.push(Left { request, text: sent.text, since: sent.since.unwrap_or_default(), from });
+                self.left.push(Left { request, text: sent.text, since: sent.since.unwrap_or_default(), role, from });
             }
         }
         self.managers.remove(manager);
@@ -599,6 +669,9 @@ impl Run {
         let any = self.random.usize(0..1 << 20);
         // While there is no manager, nothing else needs to go wrong.
         let Some(manager) = any.checked_rem(self.managers.len()) else { return };
+        if self.faults.election && any % 3 == 0 {
+            return self.disturb_election(manager, any);
+        }
         match kind {
             0..2 => {
                 let meanwhile = [0, 0, 1, 3][any % 4];
@@ -606,7 +679,7 @@ impl Run {
                 self.crash(manager);
             }
             15 => {
-                if self.managers.len() < 2 {
+                if self.leaders() < 2 {
                     self.start_manager();
                 }
             }
@@ -722,6 +795,11 @@ impl Run {
     }
 }
 
+/// Whether a request, its answer or a watch is about the lease: it is renewed as long as a manager leads.
+fn is_of_lease(text: &str) -> bool {
+    text.split(' ').nth(1) == Some("Lease")
+}
+
 /// An answer that no state of the API server explains.
 fn fault(code: u16, reason: &str) -> Answer {
     Answer::failure(code, reason, "a fault of the simulation", json!({}))
@@ -775,7 +853,7 @@ fn words(step: &Step) -> String {
 /// The objects without what differs between two runs: a Pod, for example, is made from the spec at that time.
 pub fn end_state(store: &Store) -> BTreeMap<String, Value> {
     let mut state = BTreeMap::new();
-    let ignored = ["Event", "NewEvent", "Namespace", "Node", "StorageClass", "VmReport"];
+    let ignored = ["Event", "NewEvent", "Lease", "Namespace", "Node", "StorageClass", "VmReport"];
     for (target, object) in store.everything() {
         let name = kinds()[target.kind].name;
         if ignored.contains(&name) {

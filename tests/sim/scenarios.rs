@@ -14,6 +14,8 @@ use crate::{
     log, number,
     people::{self, Act, Op},
     run::{Ended, Failure, Fault, Faults, Run},
+    sets::Content,
+    situations,
 };
 
 /// How many random scenarios are run if nobody says how many.
@@ -43,7 +45,7 @@ fn difference(expected: &State, found: &State) -> String {
 /// What happens if nothing goes wrong and each person waits until the last wish is fulfilled.
 fn undisturbed(script: &[Op]) -> Result<Ended, Failure> {
     let ended = Run::new(0, script.to_vec(), Faults::default(), true).finish()?;
-    if people::depends_on_time(script) {
+    if people::depends_on_time(script) && !people::ends_ready(script) {
         return Ok(ended);
     }
     match must_be_ready(&ended.state) {
@@ -80,7 +82,8 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// The random scenario of a seed. Those with an odd one have two VMs, and each other pair of them would have the same claim.
+    /// The random scenario of a seed. Those with an odd one have two VMs, and each other pair of them would have the same claim. Of 16, one is about a pool,
+    /// one about vmctl, and in two managers stand for election.
     fn random(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let vms = people::VMS[usize::try_from(seed % 4).unwrap()];
@@ -88,7 +91,14 @@ impl Scenario {
         let rate = [0, 20, 60, 150][random.usize(0..4)];
         let unseen = random.u32(0..8) == 0;
         let faults = Faults { rate, unseen, behind: BEHIND.get(random.usize(0..10)).copied(), ..Faults::default() };
-        Self { seed: random.u64(..), script, faults }
+        let run = random.u64(..);
+        let script = match seed % 16 {
+            6 => people::pool_script(&mut random),
+            14 => people::vmctl_script(&mut random),
+            _ => script,
+        };
+        let faults = Faults { election: [2, 12].contains(&(seed % 16)), ..faults };
+        Self { seed: run, script, faults }
     }
 
     fn run(&self) -> Result<Ended, Failure> {
@@ -237,7 +247,7 @@ fn simple() -> Vec<(&'static str, Vec<Act>)> {
         ("a restored VM", vec![Act::Make, Act::Delete { orphan: false }, Act::Restore]),
         (
             "a broken set",
-            vec![Act::Make, Act::UseSet(true), Act::BreakSet(true), Act::Restart(1), Act::BreakSet(false)],
+            vec![Act::Make, Act::UseSet(true), Act::Set(Content::Broken), Act::Restart(1), Act::Set(Content::Moved)],
         ),
         ("a claim is lost", vec![Act::Make, Act::Stop, Act::DeleteClaim, Act::Start]),
         ("a claim is lost in use", vec![Act::Make, Act::DeleteClaim, Act::Stop, Act::Start]),
@@ -275,6 +285,7 @@ fn simple() -> Vec<(&'static str, Vec<Act>)> {
         ("evicted again and again", [vec![Act::Make], vec![Act::Evict; 6]].concat()),
         ("restart beside a stranger's Pod", vec![Act::Make, Act::Mount(true), Act::Restart(1), Act::Mount(false)]),
         ("restart while a claim is deleted", vec![Act::Make, Act::DeleteClaim, Act::Restart(1)]),
+        ("a claim is deleted under an evicted guest", vec![Act::Make, Act::DeleteClaim, Act::Evict]),
         ("take objects away", vec![Act::Make, Act::DeleteObject("ConfigMap"), Act::EditMap, Act::Strip("ConfigMap")]),
     ]
 }
@@ -284,8 +295,8 @@ fn a_fault_at_every_request() {
     log();
     let mut runs = 0;
     let only = std::env::var("SIM_SCENARIO").unwrap_or_default();
-    for (name, acts) in simple().into_iter().filter(|(name, _)| name.contains(&only)) {
-        let script: Vec<Op> = acts.into_iter().map(|act| Op { vm: "apple", act }).collect();
+    let simple = simple().into_iter().map(|(name, acts)| (name, Op::all("apple", acts)));
+    for (name, script) in simple.chain(situations::all()).filter(|(name, _)| name.contains(&only)) {
         let calm = undisturbed(&script)
             .unwrap_or_else(|failure| panic!("{}\nfound by the scenario \"{name}\"", failure.text(LAST)));
         let at_requests = (0..calm.requests).flat_map(|at| Fault::ALL.map(|fault| (at, fault)));

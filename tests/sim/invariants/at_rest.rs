@@ -9,7 +9,7 @@ use crate::{
         request::Target,
         store::{Store, bytes},
     },
-    people::disk,
+    people::{UNNAMED, disk},
     world::{Guest, Power, World, has_ended, is_deleting, mounted, uid},
 };
 
@@ -25,12 +25,15 @@ struct Found<'a> {
 
 /// Checks each VM when nothing happens any more; the error says which one is wrong.
 pub fn at_rest(store: &Store, world: &World) -> Result<(), String> {
+    super::pools::at_rest(store)?;
+    super::vmctl::at_rest(store)?;
     store.of("VirtualMachine").try_for_each(|(target, vm)| {
         let found = Found::new(&target.name, vm, store, world);
         found.power()?;
         found.guest_as_reported()?;
         found.is_restarted(store)?;
         found.storage(store)?;
+        found.says_what_is_kept(store)?;
         found.writes_alone(store)
     })
 }
@@ -111,7 +114,8 @@ impl<'a> Found<'a> {
 
     /// StorageReady is True only if the disk's claim exists, is not being deleted and is as large as the VM wants it.
     fn storage(&self, store: &Store) -> Result<(), String> {
-        if !self.is_true("StorageReady") {
+        // Which claim a disk without a name has is another check.
+        if !self.is_true("StorageReady") || self.name == UNNAMED {
             return Ok(());
         }
         let claim = store.get(&Target::new(kind("PersistentVolumeClaim"), super::NAMESPACE, &disk(self.name)));
@@ -124,9 +128,29 @@ impl<'a> Found<'a> {
         Err(format!("StorageReady of {} is True, and the claim of its disk is not as it should be", self.name))
     }
 
+    /// An ended Pod stays as long as a claim would go with it, and Ready says that and nothing else.
+    fn says_what_is_kept(&self, store: &Store) -> Result<(), String> {
+        let mut conditions = self.vm["status"]["conditions"].as_array().into_iter().flatten();
+        let ready = conditions.find(|condition| condition["type"] == "Ready");
+        let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or_default();
+        let is_own = |pod: &Value| pod["metadata"]["ownerReferences"][0]["uid"] == self.vm["metadata"]["uid"];
+        let claim = |name: &str| store.get(&Target::new(kind("PersistentVolumeClaim"), super::NAMESPACE, name));
+        let kept = store.of("Pod").filter(|(_, pod)| is_own(pod) && has_ended(pod)).find_map(|(_, pod)| {
+            let mut claims = mounted(pod).into_iter().map(|(name, _)| name);
+            claims.find(|name| !super::is_runner_data(name) && claim(name).is_some_and(is_deleting))
+        });
+        match kept {
+            Some(claim) if self.vm["spec"]["vm"]["state"] == "Running" && !message.contains(&claim) => {
+                Err(format!("the ended Pod of {} is kept for {claim}, and Ready says {message:?}", self.name))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A VM that runs and is Ready is the only one that writes to its disk.
     fn writes_alone(&self, store: &Store) -> Result<(), String> {
-        let Some(guest) = self.guest.filter(|_| self.is_owned && self.is_true("Ready")) else { return Ok(()) };
+        let is_checked = self.is_owned && self.is_true("Ready") && self.name != UNNAMED;
+        let Some(guest) = self.guest.filter(|_| is_checked) else { return Ok(()) };
         let writes = |pod: &Value| mounted(pod).iter().any(|(claim, writes)| *writes && *claim == disk(self.name));
         let mut others = store.of("Pod").filter(|(pod, _)| **pod != guest.pod);
         match others.find(|(_, pod)| !has_ended(pod) && writes(pod)) {

@@ -10,7 +10,7 @@ use crate::{
         request::{Request, Target, Verb},
         store::{Store, seconds},
     },
-    people::is_persons,
+    people::{PROTOTYPE, is_persons},
 };
 
 /// The container in which QEMU runs.
@@ -60,6 +60,10 @@ fn has_powered_down(pod: &Value, now: Timestamp) -> bool {
     let Some(end) = metadata["deletionTimestamp"].as_str().and_then(|end| end.parse::<Timestamp>().ok()) else {
         return true;
     };
+    // A vmctl waits for the guest of its VM.
+    if metadata["labels"][PROTOTYPE].is_string() {
+        return end <= now;
+    }
     let given = SignedDuration::from_secs(metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or_default());
     !is_slow || end - given + SLOW <= now || end <= now
 }

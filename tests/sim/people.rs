@@ -244,10 +244,19 @@ pub fn depends_on_time(script: &[Op]) -> bool {
 
 /// Whether a VM is as its spec wants it in the end, although the end may depend on the time: nothing that people did is in its way.
 pub fn ends_ready(script: &[Op]) -> bool {
-    let is_harmless = |act: &Act| match act {
-        Act::Make | Act::Start | Act::Restart(_) | Act::UseSet(_) | Act::Set(_) | Act::DropDisk(_) => true,
-        Act::Stop | Act::Strip("VirtualMachine") | Act::Quota(_) => true,
-        _ => false,
+    let is_harmless = |act: &Act| {
+        matches!(
+            act,
+            Act::Make
+                | Act::Start
+                | Act::Restart(_)
+                | Act::UseSet(_)
+                | Act::Set(_)
+                | Act::DropDisk(_)
+                | Act::Stop
+                | Act::Strip("VirtualMachine")
+                | Act::Quota(_)
+        )
     };
     script.iter().all(|op| is_harmless(&op.act))
 }

@@ -160,6 +160,8 @@ pub struct Run {
     ended: BTreeMap<String, (u32, Duration)>,
     /// Whether people make Pods with vmctl.
     has_vmctls: bool,
+    /// Whether people change a template set, which the manager may refuse.
+    has_sets: bool,
     /// The next manager starts when people have no more than so many things to do.
     next_manager: usize,
     random: fastrand::Rng,
@@ -205,6 +207,7 @@ impl Run {
             faults,
             invariants: Invariants::default(),
             has_vmctls: script.iter().any(|op| matches!(op.act, Act::RunPod(_))),
+            has_sets: script.iter().any(|op| matches!(op.act, Act::Set(_))),
             script: script.into(),
             is_calm,
             began,
@@ -247,7 +250,9 @@ impl Run {
 
     fn run(&mut self) -> Done {
         let mut rested = Duration::ZERO;
-        while rested < REST {
+        // A refused set is looked at again each 45 s, which takes most of a run's time.
+        let rest = if self.has_sets { REST / 4 } else { REST };
+        while rested < rest {
             self.steps += 1;
             if self.steps > MOST_STEPS {
                 return Err(format!("{MOST_STEPS} steps, and still something happens"));
@@ -457,8 +462,10 @@ impl Run {
         std::mem::replace(&mut self.changed, version) != version
     }
 
-    /// Whether nothing happens but that watches begin again, as they do every few minutes, a lease is renewed, and a vmctl reads.
+    /// Whether nothing happens but that watches begin again, as they do every few minutes, a lease is renewed, a vmctl reads, and a set that the
+    /// manager refuses is looked at again, which changes nothing.
     fn is_rest(&mut self, choices: &[Choice]) -> bool {
+        let may_refuse = self.has_sets;
         choices.iter().all(|choice| match choice {
             Choice::Request(manager, index) => {
                 let is_of_vmctl = self.managers[*manager].role == Role::Vmctl;
@@ -467,13 +474,18 @@ impl Run {
                     let verb = sent.request.as_ref().map(|request| &request.verb);
                     // A vmctl looks from time to time for VMs of Pods that are gone.
                     is_of_lease(&sent.text)
+                        || may_refuse && is_look(&sent.text)
                         || matches!(verb, Ok(Verb::Watch { .. }))
                         || is_of_vmctl && matches!(verb, Ok(Verb::Get | Verb::List { .. }))
                 })
             }
             Choice::Answer(manager, index) => {
                 let is_of_vmctl = self.managers[*manager].role == Role::Vmctl;
-                is_of_vmctl || self.net(*manager, |net, _| is_of_lease(&net.answered[*index].text))
+                is_of_vmctl
+                    || self.net(*manager, |net, _| {
+                        let text = &net.answered[*index].text;
+                        is_of_lease(text) || may_refuse && is_look(text)
+                    })
             }
             Choice::Event(manager, index) => self.net(*manager, |net, _| is_of_lease(&net.watches[*index].text)),
             Choice::Bookmark(..) => true,
@@ -669,7 +681,7 @@ impl Run {
         let any = self.random.usize(0..1 << 20);
         // While there is no manager, nothing else needs to go wrong.
         let Some(manager) = any.checked_rem(self.managers.len()) else { return };
-        if self.faults.election && any % 3 == 0 {
+        if self.faults.election && any.is_multiple_of(3) {
             return self.disturb_election(manager, any);
         }
         match kind {
@@ -798,6 +810,11 @@ impl Run {
 /// Whether a request, its answer or a watch is about the lease: it is renewed as long as a manager leads.
 fn is_of_lease(text: &str) -> bool {
     text.split(' ').nth(1) == Some("Lease")
+}
+
+/// Whether a request or its answer is one with which the manager checks a set.
+fn is_look(text: &str) -> bool {
+    text.ends_with("(dry run)") || text.split(' ').nth(1) == Some("SelfSubjectAccessReview")
 }
 
 /// An answer that no state of the API server explains.

@@ -65,7 +65,7 @@ pub fn deleted(written: &Written<'_>, store: &Store) -> Result<(), String> {
     let target = Target::new(kind("VmPool"), &written.target.namespace, pool);
     let wants = |object: &Value| wants(object, pool, uid, &written.target.name);
     let mut lately = lately(&target, written, store);
-    if store.get(&target).is_some_and(wants) && lately.all(|object| wants(object)) {
+    if store.get(&target).is_some_and(wants) && lately.all(wants) {
         return Err(format!("the manager has deleted the VM {}, which the pool {pool} wants", written.target.name));
     }
     Ok(())

@@ -298,6 +298,9 @@ impl Run {
                 let is_due = if self.is_calm { rested >= SLICE * 4 || is_late } else { self.random.bool() };
                 if self.is_calm && is_due && !is_late && self.leaders() > 0 {
                     self.calm()?;
+                } else if is_due {
+                    // A person who does not wait for the restart may stop the guest before.
+                    self.restarted = None;
                 }
                 if is_due {
                     self.person();
@@ -812,9 +815,14 @@ fn is_of_lease(text: &str) -> bool {
     text.split(' ').nth(1) == Some("Lease")
 }
 
-/// Whether a request or its answer is one with which the manager checks a set.
+/// Whether a request or its answer is one with which the manager checks a set, or tries again to change an object of a set that can't be changed: VMs that
+/// are made while a set is checked may have one.
 fn is_look(text: &str) -> bool {
-    text.ends_with("(dry run)") || text.split(' ').nth(1) == Some("SelfSubjectAccessReview")
+    let mut words = text.split([' ', ':']).skip(1);
+    let (kind, name) = (words.next(), words.next());
+    text.ends_with("(dry run)")
+        || kind == Some("SelfSubjectAccessReview")
+        || name.is_some_and(|name| name.ends_with("-fixed"))
 }
 
 /// An answer that no state of the API server explains.

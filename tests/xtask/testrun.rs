@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 
 use crate::setup::{self, Purpose};
 use crate::tools::{self, is_root, root};
@@ -13,8 +14,6 @@ use crate::tools::{self, is_root, root};
 const API_SERVER: &str = "api_server";
 /// The one of what is tested on a node with kubelet and guests.
 const NODE: &str = "node";
-/// The one in which the manager runs against a played cluster. As [`API_SERVER`], it is a folder of its own.
-const SIMULATION: &str = "sim";
 
 /// How many tests there were, over all test programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,40 +97,53 @@ pub fn run(filters: &[String]) -> Result<bool> {
     let others = other_suites()?;
     let others = others.iter().flat_map(|suite| ["--test", suite.as_str()]);
     let others: Vec<_> = ["--lib", "--bins"].into_iter().chain(others).collect();
-    let (mut count, mut failures, mut all_well) = (Count::default(), Failures::default(), true);
-    // Tests on an API server or a node often wait: for watches, Pods, the boot of one guest. Those with nothing but guests do not. On two cores, two more
-    // tests on an API server than cores leave 2 % of the time idle; the Pods of more tests would not fit on the node.
+    // Tests on an API server or a node often wait: for watches, Pods, the boot of one guest. Those with nothing but guests do not. The Pods of more tests would
+    // not fit on the node. Beside each other the node's and the API server's tests would be done sooner by a tenth, but on two cores requests then take so
+    // long that managers lose their leases.
     let runs = [(&others[..], cores), (&["--test", NODE], cores + 1), (&["--test", API_SERVER], cores + 2)];
+    let mut outcome = Outcome::default();
     for (suites, threads) in runs {
         let begin = Instant::now();
-        all_well &= cargo(suites, threads, filters, |line| {
-            count.add(line);
-            failures.add(line);
-        })?;
+        if let Err(error) = cargo(suites, threads, filters, &mut outcome) {
+            outcome.failures.told.push(format!("failed: {}: {error:#}", suites.join(" ")));
+            outcome.has_failed = true;
+        }
         println!("took {} s", begin.elapsed().as_secs());
     }
     // Whoever sees only the end of a long output sees these.
+    let Outcome { count, failures, has_failed } = outcome;
     failures.told.iter().for_each(|failure| println!("{failure}"));
     println!("{} passed, {} failed, {} skipped", count.passed, count.failed, count.skipped);
-    Ok(all_well)
+    Ok(!has_failed)
 }
 
-/// The test programs of `tests` but for [`API_SERVER`] and [`NODE`].
+/// How some test programs have ended.
+#[derive(Debug, Default)]
+struct Outcome {
+    count: Count,
+    failures: Failures,
+    /// Also a program that was killed has failed, and one that can't be built.
+    has_failed: bool,
+}
+
+/// The test programs of Cargo.toml but for [`API_SERVER`] and [`NODE`].
 fn other_suites() -> Result<Vec<String>> {
-    let mut suites = Vec::new();
-    for entry in std::fs::read_dir(root().join("tests")).context("reading the folder tests")? {
-        let path = entry.context("reading the folder tests")?.path();
-        let is_suite = path.extension().is_some_and(|end| end == "rs");
-        suites.extend(path.file_stem().filter(|_| is_suite).map(|stem| stem.to_string_lossy().into_owned()));
-    }
+    let mut command = Command::new(tools::cargo());
+    command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(root());
+    let said = command.output().context("starting cargo")?;
+    let metadata: Value = serde_json::from_slice(&said.stdout).context("reading what cargo metadata says")?;
+    let targets =
+        metadata["packages"].as_array().into_iter().flatten().flat_map(|package| package["targets"].as_array());
+    let tests = targets.flatten().filter(|target| target["kind"] == json!(["test"]));
+    let mut suites: Vec<String> = tests.filter_map(|target| target["name"].as_str().map(str::to_owned)).collect();
+    ensure!(suites.iter().any(|suite| suite == API_SERVER), "cargo metadata names no test program {API_SERVER}");
     suites.retain(|suite| suite != API_SERVER && suite != NODE);
-    suites.push(SIMULATION.to_owned());
     suites.sort();
     Ok(suites)
 }
 
-/// Runs test programs with so many tests at once, and returns whether all passed. `said` gets each line of their output.
-fn cargo(suites: &[&str], threads: usize, filters: &[String], mut said: impl FnMut(&str)) -> Result<bool> {
+/// Runs test programs with so many tests at once, and notes how they end.
+fn cargo(suites: &[&str], threads: usize, filters: &[String], outcome: &mut Outcome) -> Result<()> {
     let threads = format!("--test-threads={threads}");
     let mut command = Command::new(tools::cargo());
     command.args(["static-test", "--no-fail-fast"]).args(suites).args(["--", &threads]).args(filters);
@@ -142,11 +154,14 @@ fn cargo(suites: &[&str], threads: usize, filters: &[String], mut said: impl FnM
     let output = child.stdout.take().context("no pipe from cargo")?;
     for line in BufReader::new(output).split(b'\n') {
         let line = line.context("reading what the tests say")?;
-        said(&String::from_utf8_lossy(&line));
+        let text = String::from_utf8_lossy(&line);
+        outcome.count.add(&text);
+        outcome.failures.add(&text);
         let mut out = std::io::stdout().lock();
         out.write_all(&line).and_then(|()| out.write_all(b"\n")).context("passing on what the tests say")?;
     }
-    Ok(child.wait().context("waiting for cargo")?.success())
+    outcome.has_failed |= !child.wait().context("waiting for cargo")?.success();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt, core::TypeMeta, runtime::watcher};
 use tokio::{
@@ -476,10 +476,11 @@ async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checke
         })
     };
     let mut outcome = check().await?;
-    if learn_kinds(&outcome, checks).await {
+    let mut unusable = unusable_kinds(&outcome, checks).await?;
+    if learn_kinds(&outcome, &unusable, checks).await? {
         outcome = check().await?;
+        unusable = unusable_kinds(&outcome, checks).await?;
     }
-    let unusable = unusable_kinds(&outcome, checks).await?;
     let mut tried = 0;
     for of_shape in std::mem::take(&mut outcome.samples) {
         for sample in of_shape.iter().filter(|sample| !unusable.contains(&sample.object.key.types())) {
@@ -492,20 +493,29 @@ async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checke
     Ok((outcome, tried))
 }
 
-/// Watches the kinds of a set's objects that are not watched yet: after a start these are the kinds that only VMs with a set of their own have. Returns
-/// whether there are some. Whether an object exists, and must be changed instead of made, was not known before.
-async fn learn_kinds(outcome: &SetEffect, checks: &Checks) -> bool {
-    let mut has_learned = false;
-    for caches in &*checks.caches {
-        let is_here = |used: &&Use| caches.children.namespace().is_none_or(|here| used.namespaces.contains(here));
-        let kinds = outcome.uses.iter().filter(is_here).map(|used| used.kind.clone());
-        let unknown: Vec<_> = kinds.filter(|kind| !caches.children.knows(kind)).collect();
-        if !unknown.is_empty() {
-            // A kind that can't be listed is judged by the rights.
-            has_learned |= timeout(FIRST_LIST, caches.children.watch(unknown)).await.is_ok_and(|known| known.is_ok());
+/// Waits until the objects of a set's kinds are known, but for those that can't be used. Returns whether some were not: whether such an object exists, and
+/// must be changed instead of made, was not known before. After a start these are the kinds that only VMs with a set of their own have. `Err(None)`: the API
+/// server does not list them now.
+async fn learn_kinds(outcome: &SetEffect, unusable: &HashSet<TypeMeta>, checks: &Checks) -> Checked<bool> {
+    let usable: Vec<&Use> = outcome.uses.iter().filter(|used| !unusable.contains(&used.kind)).collect();
+    let unknown = checks.caches.iter().flat_map(|Caches { children, .. }| {
+        let is_here = |used: &&&Use| children.namespace().is_none_or(|here| used.namespaces.contains(here));
+        let kinds = usable.iter().filter(is_here).map(|used| &used.kind);
+        kinds.filter(|kind| !children.knows(kind)).map(move |kind| (children, kind))
+    });
+    let unknown: Vec<_> = unknown.collect();
+    let listed = unknown.iter().map(|(children, kind)| timeout(FIRST_LIST, children.watch([(*kind).clone()])));
+    let _ = join_all(listed).await;
+    match unknown.iter().find(|(children, kind)| !children.knows(kind)) {
+        Some((_, kind)) => {
+            warn!(
+                error = format!("the objects of the kind {} can't be listed", kind.kind),
+                "the templates can't be tried out now"
+            );
+            Err(None)
         }
+        None => Ok(!unknown.is_empty()),
     }
-    has_learned
 }
 
 /// The configurations of a check.

@@ -166,14 +166,19 @@ async fn vms(options: &Options, cluster: &Cluster) -> Result<Vec<VirtualMachine>
 }
 
 /// A VM of a file with what only the cluster knows: its identity and its status.
-async fn with_cluster_state(client: &Client, vm: VirtualMachine) -> Result<VirtualMachine, Failure> {
-    if vm.metadata.uid.is_some() {
+async fn with_cluster_state(client: &Client, mut vm: VirtualMachine) -> Result<VirtualMachine, Failure> {
+    if vm.metadata.uid.is_some() && vm.metadata.managed_fields.is_some() {
         return Ok(vm);
     }
     let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
     let found = Api::<StoredVm>::namespaced(client.clone(), &namespace).get_opt(&name).await;
     let found = found.map_err(|error| Failure::unknown(chain(format!("vm {namespace}/{name}"), &error)))?;
     let Some(StoredVm(found)) = found else { return Ok(vm) };
+    if vm.metadata.uid.is_some() {
+        // `kubectl get` leaves them out of what it prints.
+        vm.metadata.managed_fields = found.metadata.managed_fields.filter(|_| vm.metadata.uid == found.metadata.uid);
+        return Ok(vm);
+    }
     let mut metadata = found.metadata;
     metadata.labels = vm.metadata.labels;
     metadata.annotations.get_or_insert_default().extend(vm.metadata.annotations.unwrap_or_default());

@@ -23,6 +23,7 @@
 //! | who applies a field of the VM ([`applier`]), or syncs the size of a claim ([`size_applier`]) | nobody is named, and nothing is refused because of it |
 //! | which of the status is the manager's ([`status_differs`], [`is_said_by_runner`]) | the manager applies its part once more; from then on the API server records changes of the VM |
 //! | whether a rendered object is as the manager applied it ([`owns_all_of`]) | it is not, and is applied once more |
+//! | which pool made a VM ([`is_made_by_pool`]) | none: the pool leaves the VM alone, and its Pod has no label of the pool |
 //! | which program made an object ([`origin`]) | nobody can say: its owner decides whose it is, and labels do not |
 
 mod reserved;

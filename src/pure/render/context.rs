@@ -272,8 +272,10 @@ fn pod_labels(vm: &VirtualMachine, config: &ReconcilerConfig) -> BTreeMap<String
 
 /// The pool that has made the VM.
 fn pool_of(vm: &VirtualMachine) -> Option<&str> {
-    let is_pool =
-        |owner: &&OwnerReference| owner.kind == VmPool::kind(&()) && owner.api_version == VmPool::api_version(&());
+    let is_pool = |owner: &&OwnerReference| {
+        let is_controller = owner.controller == Some(true);
+        is_controller && owner.kind == VmPool::kind(&()) && owner.api_version == VmPool::api_version(&())
+    };
     let pool = vm.owner_references().iter().find(is_pool)?;
     is_made_by_pool(&vm.metadata).then_some(&pool.name)
 }

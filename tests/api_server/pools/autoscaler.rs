@@ -66,7 +66,10 @@ async fn an_autoscaler_finds_the_pods_of_a_pools_vms_and_scales_it() {
     let ns = ManagedNamespace::with_configuration("pool-autoscaler", "allowed: {podLabels: []}").await;
     let mut pool = manifest("desktops", 2);
     pool["spec"]["warm"] = 20.into();
+    // Git leaves to the autoscaler how many there are, and a person says how many there are first.
+    pool["spec"].as_object_mut().unwrap().remove("replicas");
     ns.namespace.apply(&pool.to_string());
+    ns.namespace.kubectl(&["scale", "vmpool", "desktops", "--replicas=2"]);
     // A copy of a VM is not one of the pool's, whatever its labels say.
     ns.create_vm("copy", |vm| {
         vm["metadata"]["labels"] = json!({ POOL_LABEL: "desktops" });

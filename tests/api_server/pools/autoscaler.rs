@@ -100,7 +100,6 @@ async fn an_autoscaler_finds_the_pods_of_a_pools_vms_and_scales_it() {
     })
     .await;
     eventually("the third VM's Pod", LIMIT, async || pods.get_opt("desktops-2").await.unwrap()).await;
-    println!("{}", ns.namespace.kubectl(&["get", "hpa"]));
     delete(&ns.api::<HorizontalPodAutoscaler>(), "desktops").await;
     delete(&definitions, &definition.name_any()).await;
 }

@@ -1,4 +1,4 @@
-//! What people may do with VMs by the roles and the policy of `deploy/users`, on a real API server: each role with each kind of change.
+//! What people may do with VMs by the roles and the policies of `deploy/users`, on a real API server: each role with each kind of change; and what is protected.
 
 use kube::{
     Client, Config,
@@ -6,7 +6,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vm_operator::{
-    api::VirtualMachine,
+    api::{VirtualMachine, VmPool},
     object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STARTED_FOR_ANNOTATION, STATE_UNTIL_ANNOTATION},
 };
 
@@ -175,4 +175,72 @@ async fn each_role_may_what_its_name_says() {
             assert_eq!(ns.cluster.try_kubectl(&asked).is_ok(), allowed, "{role}: {what:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_is_protected_is_deleted_by_nobody_and_the_rest_is() {
+    const PROTECTION: &str = "vmoperator.jdrupes.org/deleteProtection";
+    let ns = ManagedNamespace::new("protected").await;
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/users");
+    ns.cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--kustomize", folder]);
+    let kubectl = |args: &[&str]| ns.cluster.try_kubectl(&[&["--namespace", ns.namespace.name()], args].concat());
+    let protected = json!({ PROTECTION: "true" });
+    for (name, annotations) in [("apple", &protected), ("pear", &json!({})), ("plum", &json!({ PROTECTION: "false" }))]
+    {
+        ns.create_vm(name, |vm| {
+            vm["spec"]["vm"]["state"] = json!("Stopped");
+            vm["metadata"]["annotations"] = annotations.clone();
+        })
+        .await;
+    }
+    let pool = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool",
+        "metadata": { "name": "desk", "annotations": protected },
+        "spec": { "replicas": 2, "permissions": [{ "role": "staff" }], "template": {
+            "metadata": { "annotations": protected }, "spec": { "vm": { "maximumCpus": 1, "maximumRam": "1Gi" } },
+        } },
+    });
+    ns.namespace.apply(&pool.to_string());
+    let vms = ns.api::<VirtualMachine>();
+    eventually("the pool to have its VMs", LIMIT, async || vms.get_opt("desk-1").await.unwrap()).await;
+    let refused = |what: &str, args: &[&str]| {
+        let error = kubectl(args).unwrap_err();
+        let wanted = format!("{what} is protected: to delete it, take its annotation {PROTECTION} away");
+        assert!(error.contains(&wanted), "{args:?}: {error}");
+    };
+    eventually("the policy to be in force", LIMIT, async || {
+        kubectl(&["delete", "vm", "apple", "--dry-run=server"]).err()
+    })
+    .await;
+
+    refused("VirtualMachine apple", &["delete", "vm", "apple"]);
+    refused("VirtualMachine apple", &["delete", "vm", "apple", "--cascade=orphan"]);
+    refused("VmPool desk", &["delete", "vmpool", "desk"]);
+    // What a GitOps controller prunes is deleted one by one.
+    refused("VirtualMachine apple", &["delete", "vm", "plum", "apple", "pear", "--wait=false"]);
+    for name in ["pear", "plum"] {
+        eventually(&format!("{name} to be gone"), LIMIT, async || {
+            vms.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
+
+    // The pool wants fewer VMs, and says what keeps them.
+    ns.namespace.kubectl(&["scale", "vmpool", "desk", "--replicas=0"]);
+    eventually("the pool to say what keeps its VMs", LIMIT, async || {
+        let pool = ns.api::<VmPool>().get("desk").await.unwrap().status?;
+        pool.conditions.into_iter().find(|it| it.reason == "Refused" && it.message.contains("is protected"))
+    })
+    .await;
+    let unprotect = |what: &[&str]| ns.namespace.kubectl(&[&["annotate"], what, &[&format!("{PROTECTION}-")]].concat());
+    unprotect(&["vm", "desk-0", "desk-1"]);
+    eventually("the pool's VMs to be gone", LIMIT, async || {
+        let vms = vms.list(&Default::default()).await.unwrap();
+        vms.iter().all(|vm| vm.metadata.name.as_deref() == Some("apple")).then_some(())
+    })
+    .await;
+    unprotect(&["vmpool", "desk"]);
+    unprotect(&["vm", "apple"]);
+    ns.namespace.kubectl(&["delete", "vmpool", "desk"]);
+    ns.namespace.kubectl(&["delete", "vm", "apple"]);
 }

@@ -475,12 +475,17 @@ async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checke
             }
         })
     };
-    let mut outcome = check().await?;
-    let mut unusable = unusable_kinds(&outcome, checks).await?;
-    if learn_kinds(&outcome, &unusable, checks).await? {
-        outcome = check().await?;
-        unusable = unusable_kinds(&outcome, checks).await?;
-    }
+    let complete = || checks.caches.iter().map(|caches| caches.children.complete()).sum::<usize>();
+    let (mut outcome, unusable) = loop {
+        let before = complete();
+        let outcome = check().await?;
+        let unusable = unusable_kinds(&outcome, checks).await?;
+        learn_kinds(&outcome, &unusable, checks).await?;
+        // Otherwise it was not known whether an object exists, and must be changed instead of made.
+        if complete() <= before {
+            break (outcome, unusable);
+        }
+    };
     let mut tried = 0;
     for of_shape in std::mem::take(&mut outcome.samples) {
         for sample in of_shape.iter().filter(|sample| !unusable.contains(&sample.object.key.types())) {
@@ -493,10 +498,9 @@ async fn examine(trial: &Trial, configs: Configs<'_>, checks: &Checks) -> Checke
     Ok((outcome, tried))
 }
 
-/// Waits until the objects of a set's kinds are known, but for those that can't be used. Returns whether some were not: whether such an object exists, and
-/// must be changed instead of made, was not known before. After a start these are the kinds that only VMs with a set of their own have. `Err(None)`: the API
-/// server does not list them now.
-async fn learn_kinds(outcome: &SetEffect, unusable: &HashSet<TypeMeta>, checks: &Checks) -> Checked<bool> {
+/// Waits until the objects of a set's kinds are known, but for those that can't be used. After a start those of kinds that only VMs with a set of their own
+/// have are not known yet. `Err(None)`: the API server does not list them now.
+async fn learn_kinds(outcome: &SetEffect, unusable: &HashSet<TypeMeta>, checks: &Checks) -> Checked<()> {
     let usable: Vec<&Use> = outcome.uses.iter().filter(|used| !unusable.contains(&used.kind)).collect();
     let unknown = checks.caches.iter().flat_map(|Caches { children, .. }| {
         let is_here = |used: &&&Use| children.namespace().is_none_or(|here| used.namespaces.contains(here));
@@ -514,7 +518,7 @@ async fn learn_kinds(outcome: &SetEffect, unusable: &HashSet<TypeMeta>, checks: 
             );
             Err(None)
         }
-        None => Ok(!unknown.is_empty()),
+        None => Ok(()),
     }
 }
 
